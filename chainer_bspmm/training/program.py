@@ -14,6 +14,7 @@ from chainer_bspmm.training.effects import Effects, shapes
 from chainer_bspmm.training.leftovers import read_by_the_next_run
 from chainer_bspmm.training.reports import host_numbers, Reports
 from chainer_bspmm.training.session import Session
+from chainer_bspmm.training.size_branches import branch_on_size
 from chainer_bspmm.training.snapshot import NoSnapshot, ParameterMissing, Snapshot
 from chainer_bspmm.training.staging import Inputs
 from chainer_bspmm.training.work import Work
@@ -28,6 +29,8 @@ REPEATS = 8
 # but rounding errors themselves differ after that.
 FEW_ROUNDINGS = 8, 24, 56
 SPARE_ROWS = 'spare rows at the end of a batch, which belong to no molecule, change %s: %s'
+TAKE_BATCH = '__call__', 'forward'  # methods whose arguments are arrays of a batch
+BRANCH = 'the %s compares a size of its batch, "%s" in %s, and in a captured one buffers are larger'
 ON_HOST = '%s is reported as a value on the host, which a replay would repeat'
 
 
@@ -132,9 +135,9 @@ class Program:
     def try_out(self, batch):
         """Run a staged batch twice without spare rows, then in the buffers; undo all runs.
 
-        CannotCapture: the step changes values that it reads, is random, or is changed by rows that
-        belong to no molecule. ParameterMissing: it cannot be tried out, because a parameter has not
-        been made yet.
+        CannotCapture: the step changes values that it reads, is random, compares a size of its
+        batch, or is changed by rows that belong to no molecule. ParameterMissing: it cannot be
+        tried out, because a parameter has not been made yet.
         """
         if self._is_tried:
             return
@@ -142,6 +145,11 @@ class Program:
         reach = session.guards.reach
         if reach.cannot:
             raise CannotCapture('a check would ' + reach.cannot[0])
+        for function in reach.functions.values():
+            takes_batch = function is session.function or function.__name__ in TAKE_BATCH
+            branch = branch_on_size(function.__code__, takes_batch)
+            if branch is not None:
+                raise CannotCapture(BRANCH % (work.name, branch, function.__qualname__))
         arrays = batch.arrays_on(session.device)
         before = self._snapshot_of_run()
         summaries = []

@@ -605,6 +605,34 @@ def a_number_of_rows_that_is_kept(bench):
     return sizes
 
 
+class LightSmallBatches(Squares):
+    def __call__(self, atoms, adj, t):
+        loss = super().__call__(atoms, adj, t)
+        return loss * 0.5 if adj.n_rows < MOST_ATOMS else loss
+
+
+class LightShortBatches(Squares):
+    def __call__(self, atoms, adj, t):
+        n_atoms = len(atoms)
+        loss = super().__call__(atoms, adj, t)
+        return loss * 0.5 if n_atoms < MOST_ATOMS else loss
+
+
+MOST_ATOMS = 37  # some batches have fewer atoms, others more
+
+
+@script(
+    SCRIPTS, told='compares a size of its batch, "adj.n_rows < MOST_ATOMS" in LightSmallBatches'
+)
+def a_branch_on_the_rows_of_a_batch(bench):
+    bench.train(LightSmallBatches(bench))
+
+
+@script(SCRIPTS, told='compares a size of its batch, "n_atoms < MOST_ATOMS" in LightShortBatches')
+def a_branch_on_the_length_of_a_batch(bench):
+    bench.train(LightShortBatches(bench))
+
+
 n_converted = 0
 
 

@@ -1,0 +1,136 @@
+"""Comparisons of a batch's size are found in the source of a user's functions."""
+
+import types
+
+import pytest
+
+from chainer_bspmm.training.size_branches import branch_on_size
+
+
+def of_the_rows(h, adj):
+    return h * 2 if adj.n_rows < 36 else h
+
+
+def of_a_chain(h, adj):
+    return h if 9 < adj.max_rows < 20 else h * 2
+
+
+def of_a_length(atoms, adj):
+    if len(atoms) > 36:
+        atoms = atoms[:36]
+    return atoms
+
+
+def of_the_first_dimension(atoms, adj):
+    return atoms.shape[0] == 36
+
+
+def of_the_number_of_elements(atoms, adj):
+    while atoms.size > 36:
+        atoms = atoms[::2]
+
+
+def of_a_variable(atoms, adj):
+    n = len(atoms)
+    return n < 36
+
+
+def of_a_walrus(atoms, adj):
+    return (n := len(atoms)) and n < 36
+
+
+def of_a_product(atoms, adj):
+    return 2 * len(atoms) < 36
+
+
+def by_a_minimum(atoms, adj):
+    return min(adj.nnz, 36)
+
+
+def in_an_inner_function(atoms, adj):
+    def inner():
+        return adj.longest > 36
+
+    return inner()
+
+
+in_a_lambda = lambda atoms, adj: len(atoms) < 36  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    'function, text',
+    [
+        (of_the_rows, 'adj.n_rows < 36'),
+        (of_a_chain, '9 < adj.max_rows < 20'),
+        (of_a_length, 'len(atoms) > 36'),
+        (of_the_first_dimension, 'atoms.shape[0] == 36'),
+        (of_the_number_of_elements, 'atoms.size > 36'),
+        (of_a_variable, 'n < 36'),
+        (of_a_walrus, 'n < 36'),
+        (of_a_product, '2 * len(atoms) < 36'),
+        (by_a_minimum, 'min(adj.nnz, 36)'),
+        (in_an_inner_function, 'adj.longest > 36'),
+        (in_a_lambda, 'len(atoms) < 36'),
+    ],
+)
+def test_comparisons(function, text):
+    assert branch_on_size(function.__code__, takes_batch=True) == text
+
+
+def of_two_sizes(atoms, adj):
+    assert len(atoms) == adj.n_rows
+
+
+def of_channels(h, adj):
+    return h.shape[1] == 8
+
+
+def of_the_number_of_molecules(h, adj):
+    return adj.n_graphs > 36
+
+
+def of_something_else(self, h, adj):
+    return len(self.layers) > 2 or self.size > 3
+
+
+def in_a_shape(h, adj):
+    return h.reshape(adj.n_rows, -1)
+
+
+def of_labels(*labels):
+    return len(labels) > 2
+
+
+@pytest.mark.parametrize(
+    'function',
+    [
+        of_two_sizes,
+        of_channels,
+        of_the_number_of_molecules,
+        of_something_else,
+        in_a_shape,
+        of_labels,
+    ],
+)
+def test_other_comparisons(function):
+    assert branch_on_size(function.__code__, takes_batch=True) is None
+
+
+def test_arguments_that_are_no_batch():
+    assert branch_on_size(of_a_length.__code__, takes_batch=False) is None
+    assert branch_on_size(of_the_rows.__code__, takes_batch=False) == 'adj.n_rows < 36'
+
+
+def test_code_without_a_source():
+    module = types.ModuleType('made')
+    exec('def forward(atoms, adj): return adj.n_rows < 36', vars(module))
+    assert branch_on_size(module.forward.__code__, takes_batch=True) is None
+
+
+def test_a_source_that_is_no_python(tmp_path):
+    path = tmp_path / 'template.py'
+    path.write_text('def forward(atoms, adj): return adj.n_rows < {{ n }} {%')
+    module = types.ModuleType('made')
+    code = compile('def forward(atoms, adj): return adj.n_rows < 36', str(path), 'exec')
+    exec(code, vars(module))
+    assert branch_on_size(module.forward.__code__, takes_batch=True) is None
