@@ -43,8 +43,21 @@ def of_a_product(atoms, adj):
     return 2 * len(atoms) < 36
 
 
+def of_an_average(atoms, adj):
+    return int(adj.n_rows / adj.n_graphs) > 36
+
+
+def of_an_assigned_average(atoms, adj):
+    mean = adj.nnz // adj.n_graphs
+    return mean + 1 > 36
+
+
 def by_a_minimum(atoms, adj):
     return min(adj.nnz, 36)
+
+
+def of_a_minimum(atoms, adj):
+    return max(adj.nnz, adj.n_rows) == 36
 
 
 def in_an_inner_function(atoms, adj):
@@ -68,7 +81,10 @@ in_a_lambda = lambda atoms, adj: len(atoms) < 36  # noqa: E731
         (of_a_variable, 'n < 36'),
         (of_a_walrus, 'n < 36'),
         (of_a_product, '2 * len(atoms) < 36'),
+        (of_an_average, 'int(adj.n_rows / adj.n_graphs) > 36'),
+        (of_an_assigned_average, 'mean + 1 > 36'),
         (by_a_minimum, 'min(adj.nnz, 36)'),
+        (of_a_minimum, 'max(adj.nnz, adj.n_rows) == 36'),
         (in_an_inner_function, 'adj.longest > 36'),
         (in_a_lambda, 'len(atoms) < 36'),
     ],
@@ -97,7 +113,16 @@ def in_a_shape(h, adj):
     return h.reshape(adj.n_rows, -1)
 
 
-def of_labels(*labels):
+def of_an_array_of_a_size(h, adj):
+    y = h.reshape(adj.n_rows, -1)
+    return y is not None and y.dtype == 'f'
+
+
+def of_labels(atoms, adj, t):
+    return len(t) > 2
+
+
+def of_columns(*labels):
     return len(labels) > 2
 
 
@@ -109,7 +134,9 @@ def of_labels(*labels):
         of_the_number_of_molecules,
         of_something_else,
         in_a_shape,
+        of_an_array_of_a_size,
         of_labels,
+        of_columns,
     ],
 )
 def test_other_comparisons(function):
