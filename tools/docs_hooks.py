@@ -83,12 +83,13 @@ def on_page_markdown(markdown, page, **_):
 
 
 # What browsers must not break: numbers such as 1e-07 (they break after a dash), cells of tables
-# such as (24 → 17), 0.84 ± 0.07 and "about 13", and options in code.
+# such as (24 → 17), 0.84 ± 0.07, "about 13" and 148 us, and options in code.
 UNBROKEN = re.compile(
     r'\(?\d(?:\.\d+)?e-\d+\)?'
     r'|\([\d.]+ → [\d.]+\)'
     r'|[\d.]+ ± [\d.]+'
     r'|about [\d.]+(?=</td>)'
+    r'|[\d.,]+ (?:us|KB)(?=</td>)'
     r'|(?<=<code>)--?[\w-]+(?=[ <])'
 )
 
