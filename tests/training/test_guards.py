@@ -441,6 +441,10 @@ def lowers_decay(model, optimizer):
     model.hook.rate = 0.01
 
 
+def adds_to_a_gradient(model, optimizer):
+    model.scale.grad = model.scale.grad + 1
+
+
 @pytest.mark.parametrize(
     'change, expected',
     [
@@ -449,16 +453,18 @@ def lowers_decay(model, optimizer):
         (lowers_rate_of_rule, 'lr of the update rule of the attribute W of Linear'),
         (lowers_rate, 'lr of the optimizer'),
         (lowers_decay, 'the attribute rate of WeightDecay'),
+        (adds_to_a_gradient, 'the gradient of the attribute scale of Linear'),
     ],
 )
 def test_what_a_run_changes_of_an_update_is_named(change, expected):
     model = links.Linear(2, 3)
     optimizer = optimizers.SGD(0.1).setup(model)
     model.hook = chainer.optimizer_hooks.WeightDecay(0.1)
+    model.scale = chainer.Variable(numpy.ones(3, 'f'), grad=numpy.zeros(3, 'f'))
     optimizer.add_hook(model.hook)
 
     def function():
-        return model.W, model.hook.rate
+        return model.W, model.hook.rate, model.scale
 
     guards = Guards(model, function, optimizer)
     before = guards.moment()
