@@ -363,6 +363,22 @@ def test_an_output_is_watched_no_longer():
     assert guards.key().change(key) == 'the attribute number of Chain'
 
 
+def test_the_type_of_an_output_is_watched():
+    """A run that leaves None makes no change after another such run, but one after an array."""
+    model = chainer.Link()
+    model.y = numpy.ones(2)
+    guards = Guards(model, model)
+    before = guards.moment()
+    model.y = numpy.ones(2)
+    guards.ignore(*guards.moment().outputs(before))
+    key = guards.key()
+    model.y = None
+    without = guards.key()
+    assert without.change(key) == 'the attribute y of Link'
+    model.y = numpy.zeros(2)
+    assert guards.key() == key != without
+
+
 def of_two_lists():
     """Return guards of a function that replaces the second of two arrays, and both owners."""
     given, last = (types.SimpleNamespace(weight=numpy.ones(2)) for _ in range(2))

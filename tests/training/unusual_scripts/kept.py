@@ -214,6 +214,20 @@ for kind, make in {'regressor': make_regressor, 'classifier': make_classifier}.i
         )
 
 
+@script(SCRIPTS)
+def metrics_that_are_switched_off_at_times(bench):
+    """A step without metrics leaves None, also after a step that was captured with metrics."""
+    model, data = make_regressor(bench)
+    kept = []
+
+    def switch(trainer):
+        kept.append(model.metrics and numbers(model.metrics))
+        model.compute_metrics = trainer.updater.iteration % 10 < 5
+
+    bench.train(model, (switch, every(1)), data=data)
+    return kept
+
+
 # Containers that a user's loss makes at every step.
 
 
@@ -423,6 +437,24 @@ def a_list_that_each_step_chooses_and_the_script_forgets(bench):
 
     bench.train(model, (write, every(1)))
     return model.logs
+
+
+class KeepsAtTimes(Keeping):
+    def keep(self, y, loss, t):
+        self.y = y if self.is_wanted else None
+
+
+@script(SCRIPTS)
+def an_output_of_some_steps_and_none_of_others(bench):
+    model = KeepsAtTimes(bench, is_wanted=True, y=None)
+    kept = []
+
+    def choose(trainer):
+        kept.append(None if model.y is None else digest(model.y))
+        model.is_wanted = trainer.updater.iteration % 4 < 2
+
+    bench.train(model, (choose, every(1)))
+    return kept
 
 
 class KeepsRows(Keeping):
