@@ -77,13 +77,14 @@ class Effects:
             for part in (value, *inner):
                 if id(part) not in self._known and not self._can_be_made(part):
                     raise CannotCapture(ANEW % type(part).__name__)
-        # Variables, arrays and their memory. Somebody who keeps one refers to one of these.
+        # Variables, their nodes, arrays, and the memory of these. Somebody who keeps one refers to
+        # one of these.
         objects: dict[int, Any] = {}
         for value in values:
             if id(value) not in self._copied:
                 for each in self._written(value):
                     objects[id(each)] = each
-                    if not isinstance(each, chainer.Variable):
+                    if self._is_new(each):
                         objects[id(_memory(each))] = _memory(each)
         self._objects = list(objects.values())
         # References to each before anything else had one, once they were counted.
@@ -152,12 +153,15 @@ class Effects:
         return is_found or not (is_of_user or isinstance(value, kinds.RECORDS))
 
     def _written(self, value):
-        """Return what a launch writes of a value: arrays, with the variables that have them."""
+        """Return what a launch writes of a value: arrays, with variables and nodes that have them.
+
+        A user's graph that has read a variable refers to its node.
+        """
         if id(value) in self._known:
             return []
         if isinstance(value, chainer.Variable):
             parts = value.array, value._grad, value._grad_var
-            return [value, *(each for part in parts for each in self._written(part))]
+            return [value, value.node, *(each for part in parts for each in self._written(part))]
         return [value] if self._is_new(value) else []
 
     def _made_anew(self, made):

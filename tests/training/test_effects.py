@@ -85,6 +85,7 @@ def test_nobody_keeps_anything(effects):
 KEEPS = {
     'a variable': lambda owner: owner.variable,
     'the array of a variable': lambda owner: owner.variable.array,
+    'a graph that has read a variable': lambda owner: owner.variable * 2,
     'an array': lambda owner: owner.array,
     'a view': lambda owner: owner.array[1:],
     'an item': lambda owner: owner.rows[0],

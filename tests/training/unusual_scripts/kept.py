@@ -716,6 +716,41 @@ def only_features_of_atoms_read_after_each_step(bench):
     return of_every_step(bench, KeepsFeatures(bench), lambda model: digest(model.h))
 
 
+class KeepsOutput(Keeping):
+    def keep(self, y, loss, t):
+        self.y = y
+
+
+def calibration(bench, kind, get):
+    """Train a scale of the outputs on graphs of the last four steps."""
+    model = kind(bench)
+    scale = chainer.Parameter(bench.xp.ones((1, N_LABELS), 'f'))
+    sums: list[chainer.Variable] = []
+    gradients = []
+
+    def calibrate(trainer):
+        y = get(model)
+        sums.append(F.sum(y * F.broadcast_to(scale, y.shape)))
+        if trainer.updater.iteration % 4 == 0:
+            scale.cleargrad()
+            sum(sums).backward()
+            gradients.append(digest(scale.grad))
+            sums.clear()
+
+    bench.train(model, (calibrate, every(1)))
+    return gradients
+
+
+OUTPUTS = {
+    'outputs': (KeepsOutput, lambda model: model.y),
+    'outputs_in_dicts': (KeepsDict, lambda model: model.parts['y']),
+}
+for name, (kind, get) in OUTPUTS.items():
+    SCRIPTS['graphs_of_%s_of_several_steps' % name] = Script(
+        functools.partial(calibration, kind=kind, get=get)
+    )
+
+
 # Variables that are inputs of the loss, and get a gradient.
 
 
