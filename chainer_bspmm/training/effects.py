@@ -1,10 +1,11 @@
 """`Effects`: assignments that Python makes in an eager run, repeated after a launch of graphs."""
 
 import collections
+import enum
 import gc
 import operator
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy
@@ -13,18 +14,23 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.sparse.batch import Batch
+from chainer_bspmm.training import kinds
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.guards import References
 from chainer_bspmm.training.places import Items, Place
 
 ANEW = (
-    'the step keeps arrays in an object of class %s, which a replay of a captured step cannot make '
+    'the step makes and keeps an object of class %s, which a replay of a captured step cannot make '
     'anew'
 )
 
 
 # Classes of containers that can be made anew. Named tuples are among them.
-CONTAINERS = list, tuple, set, frozenset, dict, collections.OrderedDict, collections.defaultdict
+MUTABLE = (
+    *(list, set, dict, collections.deque),
+    *(collections.OrderedDict, collections.defaultdict, collections.Counter),
+)
+CONTAINERS = *MUTABLE, tuple, frozenset
 
 
 class Effects:
@@ -40,14 +46,20 @@ class Effects:
         changes (list): the result of `Snapshot.changes`, while the assignments are in place.
         lasting (iterable): arrays that stay from step to step, such as those of parameters. Views
             of them are assigned as they are, because Chainer's steps write to them, too.
+        is_known (callable): returns whether the run has not made an object, but found it: it is
+            assigned as it is, too.
         gives_copies (bool): whether to assign copies of all other arrays.
 
     Raises:
-        CannotCapture: the run has left arrays in an object that cannot be made anew.
+        CannotCapture: the run has made and left an object that cannot be made anew.
     """
 
     def __init__(
-        self, changes: list[tuple[Any, Any]], lasting: Iterable = (), gives_copies: bool = False
+        self,
+        changes: list[tuple[Any, Any]],
+        lasting: Iterable = (),
+        is_known: Callable[[Any], bool] = lambda value: False,
+        gives_copies: bool = False,
     ):
         self._changes = changes
         self._given = changes  # with the containers and copies that were made last
@@ -55,17 +67,24 @@ class Effects:
         self._gives_copies = gives_copies
         self._lasting = {id(_memory(array)) for array in lasting}
         values = [value for _, new in changes for value in _items(new)]
+        parts = [_parts(value, is_known) for value in values]
+        self._known = {id(part) for each in parts for part in each if is_known(part)}
+        values = [value for value in values if id(value) not in self._known]
         self._makes_anew = gives_copies or any(isinstance(each, CONTAINERS) for each in values)
         self._copied: set[int] = set()  # ids of variables and arrays in containers
-        for value in values:
-            self._look_into(value)
-        # Variables, arrays and their memory. Somebody who keeps one refers to one of these.
+        for value, *inner in parts:
+            self._copied.update(id(each) for part in inner for each in self._written(part))
+            for part in (value, *inner):
+                if id(part) not in self._known and not self._can_be_made(part):
+                    raise CannotCapture(ANEW % type(part).__name__)
+        # Variables, their nodes, arrays, and the memory of these. Somebody who keeps one refers to
+        # one of these.
         objects: dict[int, Any] = {}
         for value in values:
             if id(value) not in self._copied:
                 for each in self._written(value):
                     objects[id(each)] = each
-                    if not isinstance(each, chainer.Variable):
+                    if self._is_new(each):
                         objects[id(_memory(each))] = _memory(each)
         self._objects = list(objects.values())
         # References to each before anything else had one, once they were counted.
@@ -121,19 +140,28 @@ class Effects:
             self._free = present
         return False
 
-    def _look_into(self, value):
-        """Note the variables and arrays in a container, or raise CannotCapture."""
-        for part in _parts(value):
-            if part is not value:
-                self._copied.update(map(id, self._written(part)))
-            if isinstance(part, CONTAINERS) and not _is_known(type(part)):
-                if any(self._written(each) for each in _parts(part)):
-                    raise CannotCapture(ANEW % type(part).__name__)
+    def _can_be_made(self, value):
+        """Return whether a value can be made anew, or need not be, such as a number."""
+        kind = type(value)
+        if isinstance(value, CONTAINERS):
+            return kind in CONTAINERS or _is_named_tuple(value)
+        if isinstance(value, chainer.Variable):
+            return kind is chainer.Variable or not self._is_new(value.array)
+        # Guards compare functions and the like by identity, so a step that makes them is refused.
+        is_found = callable(value) or isinstance(value, enum.Enum)
+        is_of_user = kinds.is_of_user(kind.__module__)
+        return is_found or not (is_of_user or isinstance(value, kinds.RECORDS))
 
     def _written(self, value):
-        """Return the variable and the array that a value is, unless the array is a lasting one."""
+        """Return what a launch writes of a value: arrays, with variables and nodes that have them.
+
+        A user's graph that has read a variable refers to its node.
+        """
+        if id(value) in self._known:
+            return []
         if isinstance(value, chainer.Variable):
-            return [value, *self._written(value.array)]
+            parts = value.array, value._grad, value._grad_var
+            return [value, value.node, *(each for part in parts for each in self._written(part))]
         return [value] if self._is_new(value) else []
 
     def _made_anew(self, made):
@@ -156,25 +184,32 @@ class Effects:
 
     def _made(self, value, made):
         kind = type(value)
+        if id(value) in self._known:
+            return value
         is_copied = self._gives_copies or id(value) in self._copied
         if is_copied and self._is_new(value):
             return value.copy()
         if is_copied and kind is chainer.Variable and self._is_new(value.array):
-            array = self._anew(value.array, made)
-            return chainer.Variable(array, requires_grad=value.requires_grad)
-        if kind in (list, set, dict, collections.OrderedDict, collections.defaultdict):
-            made[id(value)] = new = kind()  # before its items, because it may be among them
-            if kind is collections.defaultdict:
-                new.default_factory = value.default_factory
+            return chainer.Variable(
+                self._anew(value.array, made),
+                name=value.name,
+                grad=self._anew(value.grad, made),
+                requires_grad=value.requires_grad,
+            )
+        if kind in MUTABLE:
+            # It is noted before its items, because it may be among them. The copy has the default
+            # of a defaultdict and the maximal length of a deque.
+            made[id(value)] = new = value.copy()
+            new.clear()
             if isinstance(value, dict):
-                new.update((name, self._anew(item, made)) for name, item in value.items())
+                new.update({name: self._anew(item, made) for name, item in value.items()})
             else:
-                add = new.extend if kind is list else new.update
+                add = new.update if kind is set else new.extend
                 add(self._anew(item, made) for item in value)
             return new
         if kind is frozenset:
             return kind(self._anew(item, made) for item in value)
-        if isinstance(value, tuple) and _is_known(kind):
+        if isinstance(value, tuple):
             items = [self._anew(item, made) for item in value]
             is_same = all(map(operator.is_, items, value))
             return value if is_same else tuple.__new__(kind, items)
@@ -204,34 +239,36 @@ def shapes(changes: list[tuple[Any, Any]]) -> dict[str, list]:
 
 
 def _shapes(value):
-    kinds = chainer.Variable, numpy.ndarray, cuda.ndarray
-    return [part.shape for part in _parts(value) if isinstance(part, kinds)]
+    shaped = chainer.Variable, numpy.ndarray, cuda.ndarray
+    return [part.shape for part in _parts(value) if isinstance(part, shaped)]
 
 
-def _parts(value, around=()):
-    """Return a value and, if it is a container, everything in it.
+def _parts(value, is_known=lambda part: False, around=()):
+    """Return a value and, if it is a container that is not known, everything in it.
 
     `around`: the ids of the containers around the value. Raises CannotCapture for an object with
     arrays of a batch that cannot be made anew.
     """
     if isinstance(value, (chainer.variable.VariableNode, Batch)):
         raise CannotCapture(ANEW % type(value).__name__)
-    if not isinstance(value, CONTAINERS) or id(value) in around:
+    if not isinstance(value, CONTAINERS) or id(value) in around or is_known(value):
         return [value]
     around = (*around, id(value))
-    return [value, *(part for item in _items(value) for part in _parts(item, around))]
+    return [value, *(part for item in _items(value) for part in _parts(item, is_known, around))]
 
 
-def _is_known(kind):
-    """Return whether containers of a class can be made anew from their items alone."""
-    return kind in CONTAINERS or issubclass(kind, tuple) and hasattr(kind, '_fields')
+def _is_named_tuple(value):
+    """Return whether a value is a named tuple, and has no attributes but its fields."""
+    is_tuple = isinstance(value, tuple) and hasattr(value, '_fields')
+    return is_tuple and not getattr(value, '__dict__', None)
 
 
 def _items(container):
     """Return the items of a container, those of a dict without the keys, by no method of hers."""
     if isinstance(container, dict):
         return list(dict.values(container))
-    kind = next(kind for kind in (list, tuple, set, frozenset) if isinstance(container, kind))
+    bases = list, tuple, set, frozenset, collections.deque
+    kind = next(kind for kind in bases if isinstance(container, kind))
     return list(kind.__iter__(container))
 
 

@@ -231,7 +231,7 @@ class GraphUpdater(StandardUpdater):
                 # The variables are new, so Chainer's report, which copies them, is not needed.
                 reporters[-1].observation.update(reported)
             else:
-                chainer.report(reported)
+                reporters[-1].report(reported)
         if update.finish():
             driver.watched = None  # the update may have changed anything
         if not program.is_captured:

@@ -137,8 +137,9 @@ class Guards:
     def ignore(self, outputs, others):
         """Stop watching `outputs`: names of values that every run replaces, so none reads them.
 
-        They are arrays and containers. `others`: names of those that a run did not replace; they
-        may be inputs and stay watched.
+        They are arrays and containers. Only their types stay watched: a run after which there is
+        None has another program if there was an array before it, one that assigns None. `others`:
+        names of those that a run did not replace; they may be inputs and stay watched.
         """
         outputs = (self._outputs | outputs) - others
         if outputs != self._outputs:
@@ -179,9 +180,10 @@ class Guards:
         if len(values) != len(self._last):
             return True
         for i, (value, last) in enumerate(zip(values, self._last)):
+            if value is not last and type(value) is not type(last):
+                return True
             if value is not last and i not in self._ignored:
-                is_opaque = type(value) is type(last) and type(value) in OPAQUE
-                if not is_opaque or self.reach.follows(last):
+                if type(value) not in OPAQUE or self.reach.follows(last):
                     return True
         return False
 
@@ -238,9 +240,8 @@ class Guards:
         named = [('the attribute %s of chainer.config' % n, v) for n, v in configuration.items()]
         named += reach.lengths()
         named += [
-            (name[0], value)
+            (name[0], type(value) if name in self._outputs else value)
             for name, value in zip(_numbered(texts), reach.values(), strict=True)
-            if name not in self._outputs
         ]
         n_before += len(texts)
         named += [('a parameter or the optimizer', value) for value in self._last[n_before:]]

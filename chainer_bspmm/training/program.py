@@ -263,7 +263,10 @@ class Program:
             # The effects hold the arrays that the graph writes, so that no other graph takes their
             # memory.
             self._effects = Effects(
-                before.changes(), before.lasting_arrays(), self._session.gives_copies
+                before.changes(),
+                before.lasting_arrays(),
+                before.is_known,
+                self._session.gives_copies,
             )
             drawn = before.changed_generator()
             # Two trials of a step that seeds a generator are alike, but here the generator was

@@ -99,6 +99,9 @@ class Reach:
         self._containers: list[tuple[str, Collection]] = []
         self._places: list[Any] = []  # watched places of containers, slots and closures
         self._only_saved: list[Any] = []
+        # Words for a variable, and its `__dict__`: a reference to the variable itself would count
+        # as one by which somebody keeps it.
+        self._variables_found: list[tuple[str, dict]] = []
         self._arrays_of_params: list[places.Items] = []
         self._own_generators: list[str] = []  # words
         self._things = things
@@ -119,9 +122,9 @@ class Reach:
         self._follow_all()
         self._make_places()
 
-    def follows(self, container: Any) -> bool:
-        """Return whether the items of a container are followed."""
-        return id(container) in self._seen
+    def follows(self, thing: Any) -> bool:
+        """Return whether an object was found, so that its items and attributes are followed."""
+        return id(thing) in self._seen
 
     def references(self, value: Any) -> int:
         """Return the number of references from here to a variable or an array."""
@@ -171,6 +174,9 @@ class Reach:
                 found += zip(place.texts(), saved)
         for place in self._arrays_of_params:
             found += [(text, (value,)) for text, value in zip(place.texts(), place.save())]
+        # Gradients are put back with the other attributes of variables.
+        for text, attributes in self._variables_found:
+            found.append(('the gradient of ' + text, attributes['_grad']))
         return found
 
     def states(self) -> dict[str, Any]:
@@ -466,6 +472,7 @@ class Reach:
         if variable.array is not None and not variable.xp.__name__ == 'chainerx':
             self._array(variable.array, text)
             self._places.append(places.Items(variable._data, text))
+            self._variables_found.append((text, vars(variable)))
 
     def _object(self, thing, kind, text):
         is_of_library = not (kinds.is_of_user(kind.__module__) or issubclass(kind, kinds.RECORDS))

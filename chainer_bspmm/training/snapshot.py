@@ -85,6 +85,10 @@ class Snapshot:
         now = self.arrays_now()
         return [array for name, array in self.arrays.items() if now[name] is array]
 
+    def is_known(self, thing):
+        """Return whether an object was there before, and could be reached."""
+        return self._reach.follows(thing)
+
     def changes(self):
         """Return the assignments since then, also of gradients, in the form of `Reach.changes`."""
         params = [param for param, before in self._gradients if param._grad is not before]

@@ -126,7 +126,7 @@ class TrainingStep(Work):
         if mode == 'trial' and self._defers_sums is None:
             # Deferral is tested in a separate backward pass, because deferred gradients are
             # uninitialised: results would be wrong if something reads them.
-            with self._update.repeated():
+            with self._update.repeated(), gradients_kept(leaves(loss)):
                 sums, is_safe = self._backward_deferring(loss, shows_reads=True)
                 self._defers_sums = is_safe and not sums.are_read_by(self._own_gradients())
             self._session.target.cleargrads()
@@ -157,18 +157,34 @@ class TrainingStep(Work):
 
 
 @contextlib.contextmanager
-def gradients_kept(params):
-    """Put back the gradients of parameters that are not the optimizer's, at the end."""
+def gradients_kept(variables):
+    """Clear the gradients of variables, such as other optimizers' parameters; put them back."""
     # No optimizer clears these gradients. So a graph would keep adding to the arrays of its
     # capture, whose memory may have been reused.
-    before = [(param, param.grad) for param in params if param.is_initialized]
-    for param, _ in before:
-        param.cleargrad()
+    before = [(variable, variable.grad) for variable in variables if variable.array is not None]
+    for variable, _ in before:
+        variable.cleargrad()
     try:
         yield
     finally:
-        for param, gradient in before:
-            param.grad = gradient
+        for variable, gradient in before:
+            variable.grad = gradient
+
+
+def leaves(loss):
+    """Return the variables (list) from which a loss was computed, and that still exist."""
+    nodes = [loss.node]
+    seen = {loss.node}
+    variables = []
+    while nodes:
+        node = nodes.pop()
+        if node.creator_node is None:
+            variables.append(node.get_variable_or_none())
+        else:
+            inputs = set(node.creator_node.inputs) - seen
+            seen |= inputs
+            nodes += inputs
+    return [variable for variable in variables if variable is not None]
 
 
 @contextlib.contextmanager

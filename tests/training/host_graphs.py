@@ -5,6 +5,7 @@ arrays that the capture returned, as a graph would. Values that the function rea
 :func:`read_at_capture` are the same in every launch, like values that a graph has recorded.
 """
 
+import collections
 import contextlib
 import re
 import sys
@@ -159,13 +160,13 @@ class HostCapturer(_Counting):
 
 
 def _arrays(values):
-    """Return the arrays (list) in variables, dicts, lists and tuples, in order."""
+    """Return the arrays (list) in variables, dicts, lists, tuples and deques, in order."""
     if isinstance(values, dict):
         values = list(values.values())
-    if isinstance(values, (list, tuple)):
-        return [array for value in values for array in _arrays(value)]
     if isinstance(values, chainer.Variable):
-        values = values.array
+        values = values.array, values.grad
+    if isinstance(values, (list, tuple, collections.deque)):
+        return [array for value in values for array in _arrays(value)]
     return [values] if isinstance(values, numpy.ndarray) else []
 
 

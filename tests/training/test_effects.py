@@ -1,6 +1,7 @@
 """Assignments that are repeated after a launch, and arrays that somebody keeps between launches."""
 
 import collections
+import enum
 from typing import Any, NamedTuple
 
 import numpy
@@ -25,6 +26,10 @@ class Owner:
     rows: list
     parts: dict
     y: chainer.Variable
+
+
+class Mode(enum.Enum):
+    WARM = 1
 
 
 class Known(References):
@@ -80,6 +85,7 @@ def test_nobody_keeps_anything(effects):
 KEEPS = {
     'a variable': lambda owner: owner.variable,
     'the array of a variable': lambda owner: owner.variable.array,
+    'a graph that has read a variable': lambda owner: owner.variable * 2,
     'an array': lambda owner: owner.array,
     'a view': lambda owner: owner.array[1:],
     'an item': lambda owner: owner.rows[0],
@@ -145,12 +151,14 @@ CONTAINERS = {
     'dict': lambda items: dict(enumerate(items)),
     'OrderedDict': lambda items: collections.OrderedDict(enumerate(items)),
     'defaultdict': lambda items: collections.defaultdict(list, enumerate(items)),
+    'Counter': lambda items: collections.Counter(dict(enumerate(items))),
+    'deque': collections.deque,
     'named tuple': lambda items: Pair(*items),
 }
 
 
-def effects_of(owner, **new):
-    return Effects([(all_attributes(vars(owner), str), new)])
+def effects_of(owner, *args, **new):
+    return Effects([(all_attributes(vars(owner), str), new)], *args)
 
 
 @pytest.mark.parametrize('make', CONTAINERS.values(), ids=CONTAINERS)
@@ -220,23 +228,125 @@ def test_a_container_that_is_in_itself():
     assert owner.parts is not parts and owner.parts['self'] is owner.parts
 
 
+def test_a_deque_keeps_its_length_and_a_defaultdict_its_default():
+    owner = Owner()
+    rows = collections.deque([numpy.zeros(2)], maxlen=3)
+    parts = collections.defaultdict(list, y=numpy.zeros(2))
+    effects_of(owner, rows=rows, parts=parts).repeat({}, {})
+    assert owner.rows is not rows and owner.rows.maxlen == 3
+    assert owner.parts is not parts and owner.parts['other'] == []
+
+
 class UsersDict(dict):
     pass
 
 
-@pytest.mark.parametrize(
-    'make', [lambda y: UsersDict(y=y), lambda y: y.node, lambda y: [UsersDict(y=y)]]
-)
-def test_arrays_in_an_object_that_cannot_be_made_anew(make):
-    with pytest.raises(CannotCapture, match='keeps arrays in an object of class'):
+class UsersTuple(Pair):
+    pass
+
+
+class UsersVariable(chainer.Variable):
+    pass
+
+
+class Result:
+    def __init__(self, *values):
+        self.values = values
+
+
+def with_gradient():
+    array, gradient = numpy.zeros(2), numpy.ones(2)
+    return chainer.Variable(array, name='x', grad=gradient)
+
+
+def test_a_gradient_of_a_variable_is_kept():
+    owner = Owner()
+    made = effects_of(owner, variable=with_gradient())
+    made.repeat({}, {})
+    assert not made.are_kept(nothing)
+    kept = owner.variable.grad
+    assert made.are_kept(nothing)
+    del kept
+    assert not made.are_kept(nothing)
+    kept = owner.variable.grad_var
+    assert made.are_kept(nothing)
+    del kept
+
+
+def test_copies_of_a_variable_have_its_name_and_a_copy_of_its_gradient():
+    owner = Owner()
+    x = with_gradient()
+    effects_of(owner, parts=[x], array=x.grad).repeat({}, {})
+    (copy,) = owner.parts
+    assert copy.name == 'x' and copy.grad.tolist() == [1, 1]
+    assert copy.grad is owner.array is not x.grad
+
+
+def with_title(pair):
+    pair.title = 'pair'
+    return pair
+
+
+CANNOT_BE_MADE = {
+    'a dict of a class of mine': lambda y: UsersDict(y=y),
+    'the same in a list': lambda y: [UsersDict(y=y)],
+    'a node': lambda y: y.node,
+    'an object': Result,
+    'the same in a tuple': lambda y: (Result(y), 2),
+    'an object of numbers': lambda y: Result(2),
+    'a variable of a class of mine': lambda y: UsersVariable(y.array),
+    'a named tuple with an attribute': lambda y: with_title(UsersTuple(y, 2)),
+    'a distribution': lambda y: chainer.distributions.Normal(y, scale=y),
+}
+
+
+@pytest.mark.parametrize('make', CANNOT_BE_MADE.values(), ids=CANNOT_BE_MADE)
+def test_an_object_that_cannot_be_made_anew(make):
+    text = (
+        r'the step makes and keeps an object of class \w+, which a replay of a captured step '
+        'cannot make anew$'
+    )
+    with pytest.raises(CannotCapture, match=text):
         effects_of(Owner(), parts=make(chainer.Variable(numpy.zeros(2))))
 
 
-def test_a_container_of_numbers_may_be_of_any_class():
+def test_a_named_tuple_of_ones_own_class():
     owner = Owner()
-    made = effects_of(owner, parts=UsersDict(y=2))
+    effects_of(owner, parts=UsersTuple(numpy.zeros(2), 2)).repeat({}, {})
+    assert type(owner.parts) is UsersTuple and owner.parts.n == 2
+
+
+KNOWN = {
+    'a dict of numbers': UsersDict(y=2),
+    'an object': Result(2),
+    'a list': [numpy.zeros(2), 2],
+    'a dict': {'y': chainer.Variable(numpy.zeros(2))},
+    'a variable of a class of mine': UsersVariable(numpy.zeros(2)),
+}
+
+
+@pytest.mark.parametrize('known', KNOWN.values(), ids=KNOWN)
+def test_what_was_there_before_is_assigned_as_it_is(known):
+    owner = Owner()
+    made = effects_of(owner, [], lambda value: value is known, parts=known, rows=[known])
     made.repeat({}, {})
-    assert owner.parts == {'y': 2}
+    assert owner.parts is owner.rows[0] is known
+    assert not made.are_kept(nothing)
+
+
+FOUND = {
+    'a function': chainer.functions.relu,
+    'a class': Owner,
+    'a member of an enum': Mode.WARM,
+    'a number': 2,
+}
+
+
+@pytest.mark.parametrize('found', FOUND.values(), ids=FOUND)
+def test_what_no_step_makes_is_assigned_as_it_is(found):
+    owner = Owner()
+    effects_of(owner, parts=found).repeat({}, {})
+    assert owner.parts is found
 
 
 def test_shapes():

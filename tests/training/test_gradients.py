@@ -55,6 +55,27 @@ def test_hooks_may_change_gradients(device, shape):
     assert all(array == 1 for array in one._ones.values())
 
 
+def test_variables_from_which_a_loss_was_computed():
+    given = [chainer.Variable(numpy.ones(2, 'f'), name=name) for name in 'ab']
+    a, b = given
+    between = a * b
+    loss = functions.sum(between * a + functions.exp(between) + chainer.Variable(b.array))
+    found = training_step.leaves(loss)
+    assert sorted(variable.name for variable in found) == ['a', 'b']
+    assert training_step.leaves(a) == [a]
+
+
+def test_gradients_that_are_kept():
+    x = chainer.Variable(numpy.ones(2, 'f'), grad=numpy.full(2, 3, 'f'))
+    other = chainer.Variable(numpy.ones(2, 'f'))
+    missing = chainer.Parameter()
+    gradient = x.grad
+    with training_step.gradients_kept([x, other, missing]):
+        assert x.grad is None
+        functions.sum(x * other).backward()
+    assert x.grad is gradient and other.grad is None
+
+
 def test_zeros_of_what_has_no_gradient(device):
     params = [parameter(device, shape) for shape in ((), (3, 5), (4,), (0, 2))]
     params += [parameter(device, (3,), 'float64'), parameter(device, (2,), 'float16')]

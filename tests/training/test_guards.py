@@ -363,6 +363,22 @@ def test_an_output_is_watched_no_longer():
     assert guards.key().change(key) == 'the attribute number of Chain'
 
 
+def test_the_type_of_an_output_is_watched():
+    """A run that leaves None makes no change after another such run, but one after an array."""
+    model = chainer.Link()
+    model.y = numpy.ones(2)
+    guards = Guards(model, model)
+    before = guards.moment()
+    model.y = numpy.ones(2)
+    guards.ignore(*guards.moment().outputs(before))
+    key = guards.key()
+    model.y = None
+    without = guards.key()
+    assert without.change(key) == 'the attribute y of Link'
+    model.y = numpy.zeros(2)
+    assert guards.key() == key != without
+
+
 def of_two_lists():
     """Return guards of a function that replaces the second of two arrays, and both owners."""
     given, last = (types.SimpleNamespace(weight=numpy.ones(2)) for _ in range(2))
@@ -441,6 +457,10 @@ def lowers_decay(model, optimizer):
     model.hook.rate = 0.01
 
 
+def adds_to_a_gradient(model, optimizer):
+    model.scale.grad = model.scale.grad + 1
+
+
 @pytest.mark.parametrize(
     'change, expected',
     [
@@ -449,16 +469,18 @@ def lowers_decay(model, optimizer):
         (lowers_rate_of_rule, 'lr of the update rule of the attribute W of Linear'),
         (lowers_rate, 'lr of the optimizer'),
         (lowers_decay, 'the attribute rate of WeightDecay'),
+        (adds_to_a_gradient, 'the gradient of the attribute scale of Linear'),
     ],
 )
 def test_what_a_run_changes_of_an_update_is_named(change, expected):
     model = links.Linear(2, 3)
     optimizer = optimizers.SGD(0.1).setup(model)
     model.hook = chainer.optimizer_hooks.WeightDecay(0.1)
+    model.scale = chainer.Variable(numpy.ones(3, 'f'), grad=numpy.zeros(3, 'f'))
     optimizer.add_hook(model.hook)
 
     def function():
-        return model.W, model.hook.rate
+        return model.W, model.hook.rate, model.scale
 
     guards = Guards(model, function, optimizer)
     before = guards.moment()

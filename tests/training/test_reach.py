@@ -768,6 +768,15 @@ def by_array_of_a_variable_of_a_link():
     return loss, lambda: id(link.mean.array)
 
 
+def by_gradient_of_a_variable():
+    variable = chainer.Variable(numpy.zeros(1, 'f'), grad=numpy.zeros(1, 'f'))
+
+    def loss():
+        functions.sum(variable * 2).backward()
+
+    return loss, lambda: (id(variable.grad), id(variable.grad_var))
+
+
 def with_optimizer():
     link = links.Linear(1, 1)
     return link, chainer.optimizers.SGD(0.5).setup(link)
@@ -888,6 +897,7 @@ COUNTERS = {
     by_array_of_a_parameter: None,  # a `Moment` names it: see test_guards.py
     by_array_of_a_variable: 'the variable variable that loss reads',
     by_array_of_a_variable_of_a_link: 'the attribute mean of Link',
+    by_gradient_of_a_variable: None,  # a `Moment` names it
     by_rate: 'the attribute lr of SGD',
     by_rate_of_a_parameter: None,
     by_freezing: None,

@@ -5,6 +5,7 @@ step stays as it was, and what it does to a dict or a list of one step is gone a
 """
 
 import collections
+import dataclasses
 import functools
 import gc
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from tests.training.unusual_scripts.bench import (
     at,
     Bench,
     every,
+    N_LABELS,
     N_STEPS,
     number,
     script,
@@ -212,6 +214,20 @@ for kind, make in {'regressor': make_regressor, 'classifier': make_classifier}.i
         )
 
 
+@script(SCRIPTS)
+def metrics_that_are_switched_off_at_times(bench):
+    """A step without metrics leaves None, also after a step that was captured with metrics."""
+    model, data = make_regressor(bench)
+    kept = []
+
+    def switch(trainer):
+        kept.append(model.metrics and numbers(model.metrics))
+        model.compute_metrics = trainer.updater.iteration % 10 < 5
+
+    bench.train(model, (switch, every(1)), data=data)
+    return kept
+
+
 # Containers that a user's loss makes at every step.
 
 
@@ -257,6 +273,32 @@ class KeepsNamedTuple(Keeping):
         self.parts = Output(y, loss)
 
 
+class KeepsDeque(Keeping):
+    def keep(self, y, loss, t):
+        self.parts = collections.deque([y, loss], maxlen=2)
+
+
+@dataclasses.dataclass
+class Result:
+    y: chainer.Variable
+    loss: Any
+
+
+class KeepsDataclass(Keeping):
+    def keep(self, y, loss, t):
+        self.parts = Result(y, loss.array)
+
+
+class KeepsObjectInDict(Keeping):
+    def keep(self, y, loss, t):
+        self.parts = {'result': Result(y, loss.array)}
+
+
+class KeepsDistribution(Keeping):
+    def keep(self, y, loss, t):
+        self.parts = chainer.distributions.Normal(y, scale=F.exp(y))
+
+
 class Parts(dict):
     """A user's dict with a title."""
 
@@ -284,8 +326,12 @@ def shown(value):
     """Return a digest of a kept container, of its kind."""
     if isinstance(value, dict):
         return {name: shown(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, collections.deque)):
         return [shown(each) for each in value]
+    if isinstance(value, Result):
+        return shown(vars(value))
+    if isinstance(value, chainer.Distribution):
+        return shown((value.loc, value.scale))
     return digest(value)
 
 
@@ -307,6 +353,10 @@ CONTAINERS = {
     'an_ordered_dict': KeepsOrderedDict,
     'a_default_dict': KeepsDefaultDict,
     'a_named_tuple': KeepsNamedTuple,
+    'a_deque': KeepsDeque,
+    'a_dataclass': KeepsDataclass,
+    'an_object_in_a_dict': KeepsObjectInDict,
+    'a_distribution': KeepsDistribution,
     'a_dict_of_ones_own_class': KeepsSubclassOfDict,
     'a_list_of_ones_own_class': KeepsSubclassOfList,
 }
@@ -335,12 +385,76 @@ FIELDS = {
     'a_value_of_an_ordered_dict': (KeepsOrderedDict, lambda model: model.parts['y']),
     'a_value_of_a_default_dict': (KeepsDefaultDict, lambda model: model.parts['outputs']),
     'a_field_of_a_named_tuple': (KeepsNamedTuple, lambda model: model.parts.y),
+    'a_field_of_a_dataclass': (KeepsDataclass, lambda model: model.parts.y),
+    'an_item_of_a_deque': (KeepsDeque, lambda model: model.parts[0]),
     'the_array_of_a_field_of_a_named_tuple': (KeepsNamedTuple, lambda model: model.parts.y.array),
     'a_value_of_a_dict_of_ones_own_class': (KeepsSubclassOfDict, lambda model: model.parts['y']),
     'an_item_of_a_list_of_ones_own_class': (KeepsSubclassOfList, lambda model: model.parts[0]),
 }
 for name, (kind, get) in FIELDS.items():
     SCRIPTS[name + '_kept'] = of_field(kind, get)
+
+
+class Size:
+    def __init__(self, n):
+        self.n = n
+
+
+class KeepsSize(Keeping):
+    def keep(self, y, loss, t):
+        self.size = Size(len(t))
+
+
+@script(SCRIPTS)
+def objects_of_the_steps_without_arrays_that_are_marked(bench):
+    model = KeepsSize(bench)
+    kept = []
+
+    def mark(trainer):
+        kept.append((model.size, hasattr(model.size, 'step')))
+        model.size.step = trainer.updater.iteration
+
+    bench.train(model, (mark, every(1)))
+    return [(size.step, was_marked) for size, was_marked in kept]
+
+
+class ChoosesLog(Keeping):
+    """Model that chooses one of its lists, which were there before."""
+
+    def keep(self, y, loss, t):
+        self.log = self.logs[0]
+
+
+@script(SCRIPTS)
+def a_list_that_each_step_chooses_and_the_script_forgets(bench):
+    model = ChoosesLog(bench, logs=([], []), log=None)
+
+    def write(trainer):
+        if trainer.updater.iteration % 8 == 0:
+            model.log.append(trainer.updater.iteration)
+        assert model.log is model.logs[0]
+        model.log = None
+
+    bench.train(model, (write, every(1)))
+    return model.logs
+
+
+class KeepsAtTimes(Keeping):
+    def keep(self, y, loss, t):
+        self.y = y if self.is_wanted else None
+
+
+@script(SCRIPTS)
+def an_output_of_some_steps_and_none_of_others(bench):
+    model = KeepsAtTimes(bench, is_wanted=True, y=None)
+    kept = []
+
+    def choose(trainer):
+        kept.append(None if model.y is None else digest(model.y))
+        model.is_wanted = trainer.updater.iteration % 4 < 2
+
+    bench.train(model, (choose, every(1)))
+    return kept
 
 
 class KeepsRows(Keeping):
@@ -600,6 +714,199 @@ class KeepsFeatures(Squares):
 @script(SCRIPTS)
 def only_features_of_atoms_read_after_each_step(bench):
     return of_every_step(bench, KeepsFeatures(bench), lambda model: digest(model.h))
+
+
+class KeepsOutput(Keeping):
+    def keep(self, y, loss, t):
+        self.y = y
+
+
+def calibration(bench, kind, get):
+    """Train a scale of the outputs on graphs of the last four steps."""
+    model = kind(bench)
+    scale = chainer.Parameter(bench.xp.ones((1, N_LABELS), 'f'))
+    sums: list[chainer.Variable] = []
+    gradients = []
+
+    def calibrate(trainer):
+        y = get(model)
+        sums.append(F.sum(y * F.broadcast_to(scale, y.shape)))
+        if trainer.updater.iteration % 4 == 0:
+            scale.cleargrad()
+            sum(sums).backward()
+            gradients.append(digest(scale.grad))
+            sums.clear()
+
+    bench.train(model, (calibrate, every(1)))
+    return gradients
+
+
+OUTPUTS = {
+    'outputs': (KeepsOutput, lambda model: model.y),
+    'outputs_in_dicts': (KeepsDict, lambda model: model.parts['y']),
+}
+for name, (kind, get) in OUTPUTS.items():
+    SCRIPTS['graphs_of_%s_of_several_steps' % name] = Script(
+        functools.partial(calibration, kind=kind, get=get)
+    )
+
+
+# Variables that are inputs of the loss, and get a gradient.
+
+
+class Noisy(Squares):
+    """Model whose step adds a new variable to the outputs."""
+
+    def __call__(self, atoms, adj, t):
+        self.x = chainer.Variable(t * 0, name='noise')
+        loss = F.mean_squared_error(self.predictor(atoms, adj) + self.x, t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+class NoisyInDict(Noisy):
+    def __call__(self, atoms, adj, t):
+        loss = super().__call__(atoms, adj, t)
+        self.inputs = {'x': self.x}
+        del self.x
+        return loss
+
+
+def with_gradient(x):
+    return {'name': x.name, 'x': digest(x), 'gradient': digest(x.grad)}
+
+
+INPUTS = {
+    'an_input': (Noisy, lambda model: model.x),
+    'an_input_in_a_dict': (NoisyInDict, lambda model: model.inputs['x']),
+}
+for name, (kind, get) in INPUTS.items():
+    for how, trigger in {'read': every(1), 'kept': AT, 'always_kept': every(1)}.items():
+
+        def run(bench, kind=kind, get=get, is_read=how == 'read', trigger=trigger):
+            read = with_gradient if is_read else (lambda x: x)
+            kept = of_steps(bench, kind(bench), lambda model: read(get(model)), trigger)
+            return kept if is_read else list(map(with_gradient, kept))
+
+        SCRIPTS['%s_and_its_gradient_%s' % (name, how)] = Script(run)
+
+
+@script(SCRIPTS)
+def a_gradient_of_an_input_of_the_best_step(bench):
+    best = of_best_step(bench, Noisy(bench), lambda model: model.x.grad)
+    return {**best, 'value': digest(best['value'])}
+
+
+@script(SCRIPTS)
+def a_gradient_of_an_input_kept_as_a_variable(bench):
+    return shown(of_steps(bench, Noisy(bench), lambda model: model.x.grad_var, AT))
+
+
+class Scaled(Squares):
+    """Model with a variable that no optimizer trains, and whose gradient nobody clears."""
+
+    def __call__(self, atoms, adj, t):
+        scale = F.broadcast_to(self.scale, t.shape)
+        loss = F.mean_squared_error(self.predictor(atoms, adj) * scale, t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+class ScaledAndCleared(Scaled):
+    def __call__(self, atoms, adj, t):
+        self.scale.cleargrad()
+        return super().__call__(atoms, adj, t)
+
+
+def make_scale(bench):
+    return chainer.Variable(bench.xp.ones((1, N_LABELS), 'f'))
+
+
+@script(SCRIPTS)
+def a_gradient_of_a_variable_that_adds_up(bench):
+    model = Scaled(bench, scale=make_scale(bench))
+    return of_every_step(bench, model, lambda model: digest(model.scale.grad))
+
+
+@script(SCRIPTS)
+def a_gradient_of_a_variable_that_the_script_clears(bench):
+    model = Scaled(bench, scale=make_scale(bench))
+    read = []
+
+    def clear(trainer):
+        read.append(digest(model.scale.grad))
+        model.scale.cleargrad()
+
+    bench.train(model, (clear, every(1)))
+    return read
+
+
+@script(SCRIPTS)
+def a_gradient_of_a_variable_that_the_step_clears(bench):
+    model = ScaledAndCleared(bench, scale=make_scale(bench))
+    kept = of_steps(bench, model, lambda model: model.scale.grad, AT)
+    return shown(kept)
+
+
+@script(SCRIPTS)
+def a_variable_that_the_script_trains(bench):
+    model = ScaledAndCleared(bench, scale=make_scale(bench))
+    read = []
+
+    def descend(trainer):
+        model.scale.array -= 0.1 * model.scale.grad
+        read.append(digest(model.scale))
+
+    bench.train(model, (descend, every(1)))
+    return read
+
+
+class KeepsLossGradient(Squares):
+    """Model that keeps the gradient of its output, of an additional backward pass."""
+
+    def __call__(self, atoms, adj, t):
+        self.y = self.predictor(atoms, adj)
+        F.mean_squared_error(self.y, t).backward(retain_grad=True)
+        loss = F.mean_absolute_error(self.y, t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+@script(SCRIPTS)
+def a_retained_gradient_of_an_output(bench):
+    return shown(of_every_step(bench, KeepsLossGradient(bench), lambda model: model.y.grad))
+
+
+@script(SCRIPTS)
+def a_retained_gradient_of_an_output_of_some_steps(bench):
+    return shown(of_steps(bench, KeepsLossGradient(bench), lambda model: model.y.grad, AT))
+
+
+class Logits(chainer.Variable):
+    """A user's variable."""
+
+
+class KeepsLogits(Keeping):
+    def keep(self, y, loss, t):
+        self.y = Logits(y.array)
+
+
+class KeepsLogitsInList(Keeping):
+    def keep(self, y, loss, t):
+        self.y = [Logits(y.array)]
+
+
+def kinds_and_values(bench, kind):
+    kept = of_steps(bench, kind(bench), lambda model: model.y, AT)
+    return [[type(y).__name__ for y in kept], shown(kept)]
+
+
+SCRIPTS['variables_of_ones_own_class'] = Script(
+    functools.partial(kinds_and_values, kind=KeepsLogits)
+)
+SCRIPTS['variables_of_ones_own_class_in_lists'] = Script(
+    functools.partial(kinds_and_values, kind=KeepsLogitsInList)
+)
 
 
 # Outputs that cyclic garbage of a step refers to, too.

@@ -1307,6 +1307,22 @@ def a_function_of_chainer_that_is_replaced(bench):
 CHAINER: Any = chainer
 
 
+@script(SCRIPTS)
+def the_report_of_chainer_that_is_replaced(bench):
+    report = chainer.report
+
+    def replace(trainer):
+        chainer.report = lambda values, observer=None: report(
+            {'own_' + name: value for name, value in values.items()}, observer
+        )
+
+    try:
+        bench.train(Squares(bench), (replace, at(21)))
+    finally:
+        chainer.report = report
+    return list(bench.reports[-1])
+
+
 class OfChainer(Weighted):
     def factor(self):
         return CHAINER.weight_of_a_user
