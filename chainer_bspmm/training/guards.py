@@ -163,7 +163,7 @@ class Guards:
             if any(self._hooks):  # there are usually none
                 for hooks in self._hooks:
                     values += hooks.values()
-            values += [param.update_rule for param in self._target_params]
+            values += [param.update_rule for param in params]
             values += [rule.enabled for rule in self._rules]
             values += [rule.hyperparam for rule in self._rules]
             values += [rule._state for rule in self._rules]

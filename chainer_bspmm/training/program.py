@@ -201,7 +201,7 @@ class Program:
         """Run the work; return its summary, and the `host_numbers` reported; put arrays back."""
         try:
             results = self._compute(arrays, 'trial', alone=True)
-        except ParameterMissing:
+        except (CannotCapture, ParameterMissing):
             raise
         except Exception as error:
             raise CannotCapture(blame(error, self._session.function)) from error

@@ -63,8 +63,11 @@ class TrainingStep(Work):
                 return {}
             target.cleargrads()
             self._seed.set(loss)
-            with gradients_kept(session.guards.other_params):
+            others = session.guards.other_params
+            with gradients_kept(others):
                 self._backward(loss, mode)
+                if mode == 'trial':
+                    _refuse_others_gradients(others)
             if mode == 'captured':
                 loss.unchain_backward()  # links may keep the loss, which would keep all arrays
             self._loss = loss.array
@@ -154,6 +157,21 @@ class TrainingStep(Work):
         params = *self._session.target.params(), *self._session.guards.other_params
         found = [param.grad for param in params if param.is_initialized]
         return [gradient for gradient in found if gradient is not None]
+
+
+def _refuse_others_gradients(params):
+    """Raise CannotCapture if parameters of other optimizers have got gradients.
+
+    In Chainer's own loop they add up until the other optimizer updates. Parameters of no optimizer
+    have gradients that nobody needs.
+    """
+    for param in params:
+        if param.update_rule is not None and param.grad is not None:
+            text = (
+                'the loss gives a gradient to a parameter %s of shape %s, which another optimizer '
+            )
+            text += 'trains'
+            raise CannotCapture(text % (param.name, param.shape))
 
 
 @contextlib.contextmanager

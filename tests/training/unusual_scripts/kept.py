@@ -330,7 +330,7 @@ def shown(value):
         return [shown(each) for each in value]
     if isinstance(value, Result):
         return shown(vars(value))
-    if isinstance(value, chainer.Distribution):
+    if isinstance(value, chainer.distributions.Normal):
         return shown((value.loc, value.scale))
     return digest(value)
 
@@ -396,6 +396,8 @@ for name, (kind, get) in FIELDS.items():
 
 
 class Size:
+    step: int
+
     def __init__(self, n):
         self.n = n
 
@@ -733,7 +735,7 @@ def calibration(bench, kind, get):
         sums.append(F.sum(y * F.broadcast_to(scale, y.shape)))
         if trainer.updater.iteration % 4 == 0:
             scale.cleargrad()
-            sum(sums).backward()
+            F.sum(F.stack(sums)).backward()
             gradients.append(digest(scale.grad))
             sums.clear()
 

@@ -587,6 +587,42 @@ def a_state_of_an_lstm(bench):
     bench.train(model, (reset, every(8)))
 
 
+class WithAHead(chainer.Chain):
+    """Chain whose head is outside of the link that the first optimizer trains."""
+
+    def __init__(self, bench):
+        super().__init__()
+        with self.init_scope():
+            self.body = bench.predictor(8)
+            self.head = L.Linear(8, N_LABELS)
+
+    def loss(self, atoms, adj, t):
+        loss = F.mean_squared_error(self.head(F.tanh(self.body(atoms, adj))), t)
+        chainer.report({'loss': loss})
+        return loss
+
+
+@script(SCRIPTS, told=r'a parameter W of shape \(2, 8\), which another optimizer trains')
+def a_head_with_a_second_optimizer(bench):
+    model = WithAHead(bench)
+    of_head = optimizers.SGD(RATE).setup(model.head)
+    bench.models.append(model)
+    model.head.cleargrads()
+
+    def update_head(trainer):
+        of_head.update()
+        model.head.cleargrads()
+
+    bench.train(model.body, (update_head, every(2)), loss_func=model.loss)
+
+
+@script(SCRIPTS)
+def a_head_without_an_optimizer(bench):
+    model = WithAHead(bench)
+    bench.models.append(model)
+    bench.train(model.body, loss_func=model.loss)
+
+
 class KeepingSizes(Squares):
     def __call__(self, atoms, adj, t):
         self.n_rows = atoms.shape[0]
