@@ -67,9 +67,6 @@ def in_an_inner_function(atoms, adj):
     return inner()
 
 
-in_a_lambda = lambda atoms, adj: len(atoms) < 36  # noqa: E731
-
-
 @pytest.mark.parametrize(
     'function, text',
     [
@@ -86,7 +83,7 @@ in_a_lambda = lambda atoms, adj: len(atoms) < 36  # noqa: E731
         (by_a_minimum, 'min(adj.nnz, 36)'),
         (of_a_minimum, 'max(adj.nnz, adj.n_rows) == 36'),
         (in_an_inner_function, 'adj.longest > 36'),
-        (in_a_lambda, 'len(atoms) < 36'),
+        (lambda atoms, adj: len(atoms) < 36, 'len(atoms) < 36'),
     ],
 )
 def test_comparisons(function, text):
