@@ -399,6 +399,21 @@ def test_annotations_and_imports_for_type_checkers_have_no_faults(tool, project)
     assert found == {(4, 16), (5, 22), (6, 13), (6, 15)}
 
 
+@pytest.mark.parametrize(
+    'operator, identity', [('==', 'x is y'), ('!=', 'x is not y')], ids=['equal', 'unequal']
+)
+def test_identity_is_no_fault_of_a_comparison_for_equality(tool, project, operator, identity):
+    pytest.importorskip('cosmic_ray')
+    text = f'x {operator} y\n'
+    root = project(chainer_bspmm__compared=text)
+    faults = {
+        tool.with_fault(mutant, text).strip()
+        for mutant in tool.mutants(root, 'chainer_bspmm/compared.py')
+    }
+    every = {'==', '!=', '<', '<=', '>', '>=', 'is', 'is not'}
+    assert faults == {f'x {each} y' for each in every - {operator}} - {identity}
+
+
 @pytest.mark.slow
 def test_the_command_goes_on_where_it_was_interrupted(project):
     pytest.importorskip('cosmic_ray')
