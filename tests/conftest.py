@@ -35,8 +35,14 @@ _stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    """Keep standard error: in a test pytest captures it, and loses it if the process ends."""
+    """Keep standard error, and let Ctrl-C interrupt tests and the processes that they start.
+
+    In a test pytest captures standard error, and loses it if the process ends. If a shell script
+    runs the tests in the background, Ctrl-C is ignored.
+    """
     config.stash[_stderr] = os.dup(2)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(hookwrapper=True)

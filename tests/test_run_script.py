@@ -106,8 +106,6 @@ def test_interrupt(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # If a shell script runs the tests in the background, the signal would be ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env=environment(),
     ) as process:
         assert process.stdout.readline() == 'ready\n'

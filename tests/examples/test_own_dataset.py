@@ -290,8 +290,6 @@ def test_a_run_that_was_stopped_twice_continues(folder):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # If a shell script runs the tests in the background, the signal would be ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while process.poll() is None and set(folder.glob('stopped/snapshot_*')) <= before:
             time.sleep(0.01)
@@ -474,7 +472,6 @@ def test_an_interrupt_at_any_moment_is_one_line(trained, tmp_path, script):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         # NumPy is imported after the module that replaces Python's own answer to an interrupt. The
         # time that Python needs until then depends on the machine.
