@@ -87,6 +87,7 @@ def test_a_fault_that_no_test_runs_is_undetermined(outcome):
         ([(2, 'ERROR t.py - SyntaxError'), (0, '')], 'found', 't.py'),
         ([(2, 'ERROR t.py'), (2, '')], 'undetermined', 'without the fault as well: t.py'),
         ([(1, 'FAILED t.py::a'), (1, '')], 'undetermined', 'without the fault as well: t.py::a'),
+        ([(1, 'FAILED t.py::a[3]'), (4, ''), (0, '')], 'found', 't.py::a[3]'),
         ([(-11, ''), (0, '')], 'found', 'exit status -11'),
         ([(None, ''), (0, '')], 'found', 'no end'),
         ([(4, ''), (4, '')], 'undetermined', 'without the fault as well: exit status 4'),
@@ -94,7 +95,7 @@ def test_a_fault_that_no_test_runs_is_undetermined(outcome):
     ],
     ids=[
         'test that runs it', 'file of its name', 'neighbour', 'import', 'import anyway', 'anyway',
-        'crash', 'no end', 'no environment', 'not noticed',
+        'name of its case', 'crash', 'no end', 'no environment', 'not noticed',
     ],
 )  # fmt: skip
 def test_an_outcome_depends_on_how_tests_end(tool, project, outcome, monkeypatch, ends, what, by):

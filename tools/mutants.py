@@ -56,7 +56,7 @@ LEFT_OUT = (
 )  # fmt: skip
 SECONDS = 1800  # of all tests of a stage
 SAMPLE = 40  # tests that run a fault's statement, before whole files
-PASSED, NO_TEST, ENDLESS = 0, 5, None  # exit status of pytest
+PASSED, UNKNOWN, NO_TEST, ENDLESS = 0, 4, 5, None  # exit status of pytest
 IDENTITY_FOR_EQUALITY = (
     'core/ReplaceComparisonOperator_Eq_Is', 'core/ReplaceComparisonOperator_NotEq_IsNot',
 )  # fmt: skip
@@ -380,6 +380,8 @@ def outcome(copy, mutant, reaching):
             if failed is not None:
                 reason = failed[1]
                 again, _ = run(copy, [reason])
+                if again == UNKNOWN:  # a fault in a constant may be in the name of a test's case
+                    again, _ = run(copy, [reason.partition('::')[0]])
             else:  # a crash, a hang, or pytest does not even start
                 reason = 'no end' if status is ENDLESS else f'exit status {status}'
                 again, _ = run(copy, tests, '--collect-only')
