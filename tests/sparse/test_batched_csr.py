@@ -494,6 +494,17 @@ def ones(*shape):
             ValueError,
             r'matrices\[1\]: expected 1 relations as in matrices\[0\], got 2',
         ),
+        (
+            [[scipy.sparse.eye(2)] * 3, [scipy.sparse.eye(2)] * 2],
+            ValueError,
+            r'matrices\[1\]: expected 3 relations as in matrices\[0\], got 2',
+        ),
+        ([[]], ValueError, r'matrices\[0\]: expected at least one relation, got none'),
+        (
+            [scipy.sparse.eye(2), []],
+            ValueError,
+            r'matrices\[1\]: expected at least one relation, got none',
+        ),
     ],
 )
 def test_bad_matrices(given, error, message):
