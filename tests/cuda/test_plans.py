@@ -518,6 +518,23 @@ def test_a_gradient_has_no_more_weights_than_registers_hold(itemsize, width_in, 
     assert plan(most + 4, is_backward=False) is not None
 
 
+@pytest.mark.parametrize('width, n_blocks', [(8, 2), (128, 1)])
+def test_two_blocks_of_a_layer_share_a_multiprocessor_if_its_memory_holds_both(width, n_blocks):
+    layer = Layer(
+        width_in=width,
+        width_out=width,
+        n_relations=1,
+        has_self=True,
+        loop=False,
+        has_relation_bias=False,
+        n_biases=0,
+        by_relation=False,
+        activation='relu',
+    )
+    launch = layer_launch(layer, 10**6, 4, True, H200, is_backward=False)
+    assert launch.grid[0] * launch.grid[1] == n_blocks * H200.n_sms
+
+
 @given((1, 2**31 - 64), (1, 10**5), (1, 3000))  # a run of rows is an int32 of whole warps
 def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels):
     launch = embed_launch(n_rows, n_types, n_channels)

@@ -129,6 +129,25 @@ def test_degrees_of_nfp_that_count_are_those_of_the_model(method, n_degrees):
     assert relative_error(sparsify(model)(*concat_mols(examples)).array, expected) < 1e-5
 
 
+class Own(chainer.Link):
+    """A user's update, which takes what Chainer Chemistry's updates have in common."""
+
+    def __call__(self, h, adj):
+        return h + 1
+
+
+@pytest.mark.parametrize('method', ['NFP', 'NFP_GWM'])
+def test_updates_of_users_get_no_number_of_degrees_that_was_not_changed(method):
+    examples = parity.examples_of(CASES[method])
+    model = sparsify(initialised(CASES[method].make(), examples))
+    name = 'layers' if method == 'NFP' else 'update_layers'
+    n_layers = len(getattr(model, name))
+    delattr(model, name)
+    with model.init_scope():
+        setattr(model, name, chainer.ChainList(*[Own() for _ in range(n_layers)]))
+    assert numpy.isfinite(model(*concat_mols(examples)).array).all()
+
+
 SMILES = ['C', 'CC(=O)Oc1ccccc1C(=O)O', 'CN1C=NC2=C1C(=O)N(C)C(=O)N2C', 'CCO', 'c1ccccc1']
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+import types
 
 from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 import chainer
@@ -102,6 +103,19 @@ def test_a_rank_that_fails_ends_all(tmp_path, how, message):
     for name in saved:
         with numpy.load(tmp_path / 'out' / name) as file:
             assert len([file[key] for key in file]) > 20
+
+
+def test_other_ranks_wait_a_little_before_they_show_an_error(monkeypatch):
+    """An error of all ranks is shown by the first, which ends the others."""
+    waited = {}
+    monkeypatch.setattr(faults.time, 'sleep', lambda seconds: waited.update({comm.rank: seconds}))
+    monkeypatch.setattr(faults, '_world', lambda: comm)
+    for rank in range(100):
+        comm = types.SimpleNamespace(rank=rank)
+        faults._wait_for_lower_ranks()
+    assert list(waited) == list(range(1, 100))
+    assert min(waited.values()) >= 1 and max(waited.values()) <= 3
+    assert all(waited[rank] < waited[rank + 1] for rank in range(1, 20))
 
 
 def test_an_exit_that_was_caught_is_none(monkeypatch):

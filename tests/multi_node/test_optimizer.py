@@ -182,6 +182,27 @@ def test_gradients_have_their_share_before_their_mean_is_taken(monkeypatch, shar
     assert found == [expected]
 
 
+@pytest.mark.parametrize('is_naive', [True, False])
+@pytest.mark.parametrize('xps', [[numpy], [numpy, 'cupy'], ['cupy']], ids=str)
+def test_gradients_of_one_dtype_are_one_message_if_naive_finds_all_on_the_host(
+    monkeypatch, is_naive, xps
+):
+    params = {
+        str(i): types.SimpleNamespace(grad=1, device=types.SimpleNamespace(xp=xp))
+        for i, xp in enumerate(xps)
+    }
+    target = types.SimpleNamespace(namedparams=lambda include_uninit: params.items())
+    taken = []
+    comm = types.SimpleNamespace(
+        size=2, multi_node_mean_grad=lambda link, zero_fill: taken.append("Chainer's")
+    )
+    monkeypatch.setattr(optimizer, '_is_naive', lambda comm: is_naive)
+    monkeypatch.setattr(optimizer, '_mean_on_host', lambda *_: taken.append('ours'))
+    of_rank = types.SimpleNamespace(communicator=comm, target=target)
+    optimizer.Weighted._mean(of_rank, 0.5, zero_fill=False)
+    assert taken == ['ours' if is_naive and xps == [numpy] else "Chainer's"]
+
+
 def test_naive_with_a_model_on_a_gpu(monkeypatch):
     device = types.SimpleNamespace(xp=cuda.cupy, name='@cupy:0')
     target = types.SimpleNamespace(params=lambda: [types.SimpleNamespace(device=device)])

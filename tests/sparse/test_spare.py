@@ -120,6 +120,16 @@ def test_scipy_matrix(pair):
     assert (scipy_matrix[: adj.n_rows, : adj.n_cols] != adj.to_scipy()).nnz == 0
 
 
+@pytest.mark.parametrize('name, spare', PAIRS, ids=str)
+def test_rows_of_entries_as_a_gpu_finds_them(name, spare):
+    """Each entry searches its row. NumPy repeats the number of each row, which is faster there."""
+    adj = with_spare(BATCHES[name], *spare, numpy)
+    other_than_numpy = types.SimpleNamespace(**vars(numpy))
+    rows = build.entry_rows(other_than_numpy, adj.indptr, adj.nnz, has_spare=True)
+    assert rows.dtype == numpy.int32
+    numpy.testing.assert_array_equal(rows, adj.entry_rows())
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_transpose_that_sorts(name, xp):
     """Graphs that are too large for a block are transposed by sorting."""
