@@ -308,6 +308,7 @@ def test_upstreams_save_refuses_a_sparse_data_set(tmp_path):
             {'columns': numpy.array([0.0, 1, 0, 1])},
             'columns: expected integers of 1 dimensions, got float64 of shape (4,)',
         ),
+        ({'n_relations': -1}, 'n_relations: expected at least 1, got -1'),
         ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
         ({'atoms': numpy.array([6])}, 'atoms: expected 3 items, the sum of sizes, got 1'),
         ({'row_nnz': numpy.array([1])}, 'row_nnz: expected 3 items, the sum of sizes, got 1'),
@@ -332,6 +333,11 @@ def test_upstreams_save_refuses_a_sparse_data_set(tmp_path):
             'columns: expected at least 0 at position 1, got -2',
         ),
         ({'atoms': numpy.array([6, -6, 1])}, 'atoms: expected at least 0 at position 1, got -6'),
+        (
+            {'columns': numpy.array([0, 1, 5, 0])},
+            'columns: expected less than 2, relations times the nodes of the molecule, '
+            'at position 2, got 5',
+        ),
         (
             {'columns': numpy.array([0, 1, 1, 1])},
             'columns: expected less than 1, relations times the nodes of the molecule, '

@@ -289,7 +289,7 @@ def test_labels_that_are_no_integers(labelled):
         model(atoms, adj, labels.astype('f'))
 
 
-@pytest.mark.parametrize('label', [-1, 40])
+@pytest.mark.parametrize('label', [-2, -1, 40, 41])
 def test_labels_out_of_range(labelled, label):
     model, atoms, adj, labels = labelled
     message = r'wle_array: expected labels in \[0, 40\), .*got %d' % label
