@@ -177,6 +177,56 @@ def test_bspmm_launch_chooses(itemsize, n_rows, n_channels, length, expected):
     assert {name: defines[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    'itemsize, n_rows, n_channels, nnz, expected',
+    [
+        # vectors of the result for a multiprocessor: up to 1,800, 3,400, 6,800, narrow ones 10,000
+        (4, 14849, 64, 2 * 14849, (16, 1, 1, 5)),
+        (4, 14850, 64, 2 * 14850, (16, 1, 1, 3)),
+        (4, 28049, 64, 28049, (16, 1, 1, 3)),
+        (4, 28050, 64, 28050, (16, 1, 4, 3)),
+        (4, 56099, 64, 3 * 56099, (16, 1, 4, 3)),
+        (4, 56100, 64, 3 * 56100, (8, 2, 4, 3)),
+        (4, 40000, 33, 80000, (17, 2, 4, 3)),
+        (4, 40004, 33, 80008, (17, 2, 8, 3)),
+        # the mean length of a row: up to 1.5 entries, 3, 4 and 10
+        (4, 10000, 64, 15000, (16, 1, 1, 3)),
+        (4, 10000, 64, 15001, (16, 1, 1, 5)),
+        (4, 90000, 33, 269999, (17, 2, 8, 3)),
+        (4, 90000, 33, 270000, (17, 2, 4, 3)),
+        (4, 20000, 64, 80000, (16, 1, 1, 3)),
+        (4, 20000, 64, 80001, (16, 1, 1, 5)),
+        (4, 40000, 64, 160000, (16, 1, 4, 3)),
+        (4, 40000, 64, 160001, (16, 1, 1, 5)),
+        (4, 90000, 33, 360000, (17, 2, 4, 3)),
+        (4, 90000, 33, 360001, (9, 4, 1, 3)),
+        (4, 40000, 64, 400000, (16, 1, 1, 5)),
+        (4, 40000, 64, 400001, (16, 1, 1, 3)),
+        (4, 90000, 28, 900000, (7, 1, 4, 5)),
+        (4, 90000, 28, 900001, (7, 1, 1, 5)),
+        # the vectors of a row: up to 7 are few, 64 are two warps
+        (4, 90000, 28, 90000, (7, 1, 4, 3)),
+        (4, 90000, 32, 90000, (8, 1, 4, 3)),
+        (4, 90000, 256, 90000, (32, 2, 4, 3)),
+        (4, 90000, 260, 90000, (11, 2, 4, 3)),
+        (4, 90000, 65, 90000, (17, 4, 4, 3)),
+        # float16 and float64
+        (2, 90000, 56, 90000, (7, 1, 1, 3)),
+        (2, 90000, 64, 90000, (8, 1, 4, 3)),
+        (2, 90000, 66, 90000, (9, 4, 1, 3)),
+        (2, 90000, 130, 90000, (17, 4, 1, 3)),
+        (8, 90000, 63, 90000, (32, 2, 8, 3)),
+    ],
+)
+def test_bspmm_launch_changes_where_it_was_measured_to(itemsize, n_rows, n_channels, nnz, expected):
+    """Lanes and columns that share a row, rows of a thread, entries that it loads at once."""
+    width = widest_vector(n_channels, itemsize, 0)
+    launch = bspmm_launch(n_rows, n_rows, nnz, n_channels, width, itemsize, H200)
+    defines = dict(launch.defines)
+    found = launch.block[0], defines['COLUMNS'], launch.arguments[2], defines['AHEAD']
+    assert found == expected
+
+
 @pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000])
 @pytest.mark.parametrize('most', [ROW_TILE, 4])
 def test_dot_launch(n_vectors, most):
@@ -436,6 +486,20 @@ def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
     assert {name: defines[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    'rows, split', [(8, 8), (12, 4), (16, 4), (20, 4), (24, 2), (28, 2), (32, 2)]
+)
+def test_blocks_of_gates_have_the_fewest_rows_that_give_no_multiprocessor_two(rows, split):
+    most = rows * H200.n_sms
+    launch, more = (
+        gated_launch(n_rows, (64, 0, 64), True, True, 4, 4, H200, is_gradient=False)
+        for n_rows in (most, most + 1)
+    )
+    defines = dict(launch.defines)
+    assert (defines['ROWS'], defines['SPLIT'], defines['STAGES']) == (rows, split, 3)
+    assert dict(more.defines)['ROWS'] == (rows + 4 if rows < 32 else 20)  # beyond 32 rows, two
+
+
 def test_a_gradient_of_many_inputs_needs_no_more_threads_than_their_quads():
     launch = gated_launch(8, (600, 0, 4), False, False, 4, 4, H200, True)
     assert launch.block == (300, 1, 1) and dict(launch.defines)['SPLIT'] == 2
@@ -518,9 +582,8 @@ def test_a_gradient_has_no_more_weights_than_registers_hold(itemsize, width_in, 
     assert plan(most + 4, is_backward=False) is not None
 
 
-@pytest.mark.parametrize('width, n_blocks', [(8, 2), (128, 1)])
-def test_two_blocks_of_a_layer_share_a_multiprocessor_if_its_memory_holds_both(width, n_blocks):
-    layer = Layer(
+def square_layer(width):
+    return Layer(
         width_in=width,
         width_out=width,
         n_relations=1,
@@ -531,7 +594,25 @@ def test_two_blocks_of_a_layer_share_a_multiprocessor_if_its_memory_holds_both(w
         by_relation=False,
         activation='relu',
     )
-    launch = layer_launch(layer, 10**6, 4, True, H200, is_backward=False)
+
+
+@pytest.mark.parametrize(
+    'rows, splits, after', [(16, 8, 20), (20, 6, 24), (24, 5, 32), (32, 4, 32)]
+)
+def test_tiles_of_a_layer_have_the_fewest_rows_that_give_no_multiprocessor_two(rows, splits, after):
+    """The only tile of a multiprocessor has twice the threads."""
+    most = rows * H200.n_sms
+    launch, more = (
+        dict(layer_launch(square_layer(64), n_rows, 4, True, H200, is_backward=False).defines)
+        for n_rows in (most, most + 1)
+    )
+    assert (launch['ROWS'], launch['THREADS'], launch['SPLITS']) == (rows, 512, splits)
+    assert more['ROWS'] == after and more['THREADS'] == (512 if rows < 32 else 256)
+
+
+@pytest.mark.parametrize('width, n_blocks', [(8, 2), (128, 1)])
+def test_two_blocks_of_a_layer_share_a_multiprocessor_if_its_memory_holds_both(width, n_blocks):
+    launch = layer_launch(square_layer(width), 10**6, 4, True, H200, is_backward=False)
     assert launch.grid[0] * launch.grid[1] == n_blocks * H200.n_sms
 
 
