@@ -6,6 +6,7 @@ import pytest
 
 from chainer_bspmm.cuda.plans import widest_vector, BLOCK, Device, dot_launch, LONG_ROW, MAX_GRID_Y
 from chainer_bspmm.cuda.plans import one_block, ROW_TILE
+from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.ops.bspmm import bspmm_launch, csr_launch, piece_length, sum_pieces_launch
 from chainer_bspmm.ops.bspmm import with_pieces
 from chainer_bspmm.ops.dropout import dropout_launch
@@ -13,10 +14,12 @@ from chainer_bspmm.ops.edge_film import film_launch
 from chainer_bspmm.ops.embed_rows import embed_launch, EMBED_RUNS, EMBED_SUMS
 from chainer_bspmm.ops.gates.launches import gated_launch, gated_weights_launch, MAX_GATED_BLOCK
 from chainer_bspmm.ops.graph_linear.launches import Layer, layer_launch
+from chainer_bspmm.ops.layer_end import end_launch
 from chainer_bspmm.ops.mean_loss import loss_grad_launch, loss_launches
 from chainer_bspmm.ops.segment_softmax import softmax_launch
 from chainer_bspmm.ops.segments import broadcast_launch, MAX_BLOCK_Z, MAX_CHUNKS, MAX_SEGMENT_BLOCK
 from chainer_bspmm.ops.segments import MIN_CHUNK, reduce_launches
+from chainer_bspmm.papers import policy
 from chainer_bspmm.sparse.build import transpose_launch
 
 
@@ -38,6 +41,21 @@ def given(*drawn):
         return hypothesis.settings(deadline=None)(drawing(test))
 
     return decorate
+
+
+PLANS = [
+    *(bspmm_launch, dot_launch, dropout_launch, embed_launch, end_launch, film_launch),
+    *(gated_launch, gated_weights_launch, gather_launch, layer_launch, loss_launches),
+    *(loss_grad_launch, reduce_launches, broadcast_launch, softmax_launch, transpose_launch),
+    *(policy.coo_dot_launch, policy.sell_launch, policy.spmv_launch, policy.st_global_launch),
+    *(policy.st_shared_launch, policy.swa_launch),
+]
+
+
+@pytest.mark.parametrize('plan', PLANS, ids=lambda plan: plan.__name__)
+def test_plans_of_equal_sizes_are_computed_once(plan):
+    """Planning takes longer than a launch."""
+    assert plan.cache_parameters()['maxsize'] >= 4096
 
 
 @given((1, 200), [2, 4, 8], (0, 32))

@@ -596,6 +596,12 @@ def test_no_molecules(device, prediction_graphs):
             'data: expected a data set or an iterable of SMILES, got one string',
         ),
         ({'model': 1}, 'model: expected a chainer.Link, got int'),
+        ({'data': 7, 'method': 'rsgcn'}, 'data: expected an iterable of SMILES, got int'),
+        ({'data': ['C']}, 'data: expected a data set, or method= to go with SMILES, got list'),
+        (
+            {'data': iter(['C'])},
+            'data: expected a data set, or method= to go with SMILES, got list_iterator',
+        ),
     ],
 )
 def test_wrong_arguments(arguments, message):
@@ -603,6 +609,13 @@ def test_wrong_arguments(arguments, message):
     arguments = {'model': model_of(HOST), 'data': molecules(4), **arguments}
     with pytest.raises(TypeError, match='^%s$' % re.escape(message)):
         captured_predict(**arguments)
+
+
+@pytest.mark.parametrize('name', ['batch_size', 'n_inputs', 'n_processes'])
+def test_numbers_below_one(name):
+    data = {'data': ['C'], 'method': 'rsgcn'} if name == 'n_processes' else {'data': molecules(4)}
+    with pytest.raises(ValueError, match='^%s: expected at least 1, got 0$' % name):
+        captured_predict(model_of(HOST), **data, **{name: 0})
 
 
 @pytest.mark.parametrize(
