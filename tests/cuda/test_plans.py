@@ -600,11 +600,11 @@ def test_a_gradient_has_no_more_weights_than_registers_hold(itemsize, width_in, 
     assert plan(most + 4, is_backward=False) is not None
 
 
-def square_layer(width):
+def square_layer(width, n_relations=1):
     return Layer(
         width_in=width,
         width_out=width,
-        n_relations=1,
+        n_relations=n_relations,
         has_self=True,
         loop=False,
         has_relation_bias=False,
@@ -626,6 +626,18 @@ def test_tiles_of_a_layer_have_the_fewest_rows_that_give_no_multiprocessor_two(r
     )
     assert (launch['ROWS'], launch['THREADS'], launch['SPLITS']) == (rows, 512, splits)
     assert more['ROWS'] == after and more['THREADS'] == (512 if rows < 32 else 256)
+
+
+@pytest.mark.parametrize(
+    'itemsize, n_matrices, threads', [(4, 2, 256), (4, 3, 512), (2, 3, 512), (8, 3, 256)]
+)
+@pytest.mark.parametrize('is_backward', [False, True])
+def test_several_matrices_have_twice_the_threads_if_registers_hold_their_elements(
+    itemsize, n_matrices, threads, is_backward
+):
+    layer = square_layer(16, n_matrices - 1)
+    launch = layer_launch(layer, 10**6, itemsize, True, H200, is_backward)
+    assert launch.block == (threads, 1, 1)
 
 
 @pytest.mark.parametrize('width, n_blocks', [(8, 2), (128, 1)])

@@ -394,12 +394,15 @@ GOOD = molecules((3, 2, 4))
 ATOMS, ADJ, LABEL = GOOD[0]
 
 
-def test_parts_whose_labels_have_other_dimensions_are_not_joined():
-    parts = [to_sparse([(ATOMS, ADJ, label)]).molecules for label in (LABEL[0], LABEL)]
+@pytest.mark.parametrize('n_dimensions', [0, 1, 2])
+def test_parts_whose_labels_have_other_dimensions_are_not_joined(n_dimensions):
+    one, other = (numpy.ones((2, 3, 2)[:n], 'f') for n in (n_dimensions, n_dimensions + 1))
+    parts = [to_sparse([(ATOMS, ADJ, label)]).molecules for label in (one, other)]
     message = (
         'expected the same relations, features and labels throughout, '
-        'got 1 relations, integer atoms of shape (n), labels of [0] dimensions '
-        'and 1 relations, integer atoms of shape (n), labels of [1] dimensions'
+        'got 1 relations, integer atoms of shape (n), labels of [%d] dimensions '
+        'and 1 relations, integer atoms of shape (n), labels of [%d] dimensions'
+        % (n_dimensions, n_dimensions + 1)
     )
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
         type(parts[0]).concatenate(parts)

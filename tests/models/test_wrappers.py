@@ -309,6 +309,7 @@ def test_tied_update_of_relgat_that_cannot_take_its_own_result():
     ):
         sparsify(models.RelGAT.upstream(3, **options))
     models.RelGAT(3, n_update_layers=1, **options)
+    models.RelGAT(3, n_heads=1, **options)
 
 
 @pytest.mark.parametrize('model', [gwm.GGNN_GWM, gwm.GIN_GWM, wle.GGNN_CWLE, wle.RelGCN_GWLE])

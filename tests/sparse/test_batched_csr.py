@@ -111,6 +111,7 @@ def test_from_raw_arrays(xp):
 def test_no_graphs(xp):
     empty = BatchedCSR(xp.array([0]), xp.array([], 'i'), xp.array([0]))
     assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
+    assert (empty.max_cols, empty.max_nnz) == (0, 0)
 
 
 @pytest.mark.parametrize(
