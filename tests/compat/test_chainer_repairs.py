@@ -9,6 +9,7 @@ import warnings
 from chainer_bspmm.compat import import_hooks  # repairs Chainer before anything imports it
 import chainer
 from chainer import functions, links, optimizers, serializers
+from chainer.backends import cuda
 import numpy
 import pytest
 
@@ -185,3 +186,41 @@ def test_a_gpu_without_cupy_says_what_to_do():
         'sys.modules. A GPU needs CuPy, which `python -m chainer_bspmm info` says how to install; '
         'without a GPU the device is -1'
     )
+
+
+def patched():
+    """Yield functions of Chainer and Chainer Chemistry that are patched, and their names there."""
+    from chainer.training.extensions import Evaluator
+    from chainer.training.triggers import IntervalTrigger
+    from chainer.training.updaters import StandardUpdater
+    from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import BaseGraphDataset
+    from chainer_chemistry.models import prediction, RSGCN
+    from chainer_chemistry.models.prediction.base import BaseForwardModel
+
+    for owner, *names in (
+        (StandardUpdater, '__init__', 'update'),
+        (Evaluator, '__call__'),
+        (chainer.GradientMethod, 'update'),
+        (chainer.Optimizer, 'serialize'),
+        (IntervalTrigger, '__call__'),
+        (chainer.reporter.Summary, 'add', 'compute_mean'),
+        (chainer.reporter.DictSummary, 'add'),
+        (cuda, 'check_cuda_available'),
+        (BaseForwardModel, '_forward'),
+        (prediction, 'set_up_predictor'),
+        (BaseGraphDataset, '__init__'),
+        (RSGCN, '__call__'),
+    ):
+        for name in names:
+            yield vars(owner)[name], name
+
+
+@pytest.mark.parametrize('function, name', list(patched()))
+def test_a_patched_function_looks_like_the_original(function, name):
+    """`help` shows it, and tracebacks and pickles name it, as before."""
+    original = inspect.unwrap(function)
+    assert function is not original
+    assert function.__name__ == name
+    assert function.__module__ == original.__module__ and 'bspmm' not in function.__module__
+    assert function.__doc__ == original.__doc__
+    assert inspect.signature(function) == inspect.signature(original)
