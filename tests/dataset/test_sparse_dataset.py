@@ -43,6 +43,19 @@ def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, 
         assert_same_batch(converter(sparse[numpy.array(index)]), expected)
 
 
+@pytest.mark.parametrize(
+    'atoms, largest',
+    [([[6, 8], [7]], 8), ([[], []], 0), ([[[6.5, 8]], [[1, 2], [3, 4]]], None)],
+    ids=['ids', 'no atoms', 'features'],
+)
+def test_a_batch_knows_its_largest_atom_id(atoms, largest):
+    """So a model need not look for it among the ids; features are no ids."""
+    kind = 'i' if largest is not None else 'f'
+    examples = [(numpy.array(each, kind), numpy.zeros((len(each),) * 2, 'f')) for each in atoms]
+    _, adj = concat_mols(to_sparse(examples))
+    assert adj.max_atom_id == largest
+
+
 @pytest.mark.parametrize('part', [1, 2, 4, 100])
 @pytest.mark.parametrize('chunk', [1, 2, 100])
 @pytest.mark.parametrize('layout', LAYOUTS)
