@@ -537,12 +537,12 @@ def test_bad_matrices(given, error, message):
         (ones(1, 2, 2), [-1], r'n_nodes\[0\]: expected 0 to 2, got -1'),
         (ones(1, 2, 2), [1], r'adj\[0\]: expected zeros outside of its 1 nodes, got other values'),
         (
-            numpy.triu(ones(1, 2, 2), 1),
+            numpy.triu(-ones(1, 2, 2), 1),
             [1],
             r'adj\[0\]: expected zeros outside of its 1 nodes, got other values',
         ),
         (
-            numpy.tril(ones(1, 2, 2), -1),
+            numpy.tril(-ones(1, 2, 2), -1),
             [1],
             r'adj\[0\]: expected zeros outside of its 1 nodes, got other values',
         ),
