@@ -646,6 +646,18 @@ def test_two_blocks_of_a_layer_share_a_multiprocessor_if_its_memory_holds_both(w
     assert launch.grid[0] * launch.grid[1] == n_blocks * H200.n_sms
 
 
+@pytest.mark.parametrize(
+    'n_graphs, n_blocks, warps, graphs_per_block',
+    [(1, 1, 8, 8), (8, 1, 8, 8), (9, 2, 8, 8), (2112, 264, 8, 8), (2113, 235, 9, 9)]
+    + [(16 * 264, 264, 16, 16), (10**4, 264, 16, 38)],
+)
+def test_blocks_that_gather_a_batch(n_graphs, n_blocks, warps, graphs_per_block):
+    """There are at most two for a multiprocessor, and at most 16 warps in each."""
+    launch = gather_launch(n_graphs, H200)
+    assert (launch.grid[0], launch.block[0]) == (n_blocks, 32 * warps)
+    assert launch.arguments == (n_graphs, graphs_per_block)
+
+
 @given((1, 2**31 - 64), (1, 10**5), (1, 3000))  # a run of rows is an int32 of whole warps
 def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels):
     launch = embed_launch(n_rows, n_types, n_channels)
