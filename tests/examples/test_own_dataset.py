@@ -252,12 +252,13 @@ def test_short_options(options):
 
 def test_defaults(options):
     """Numbers are those of Chainer Chemistry's example for QM9."""
-    numbers = {'conv_layers': 4, 'unit_num': 16, 'epoch': 20, 'seed': 777, 'batchsize': 32}
-    numbers.update(train_data_ratio=0.7, learning_rate=0.001, num_data=-1, patience=None)
-    words = {'layout': 'folded', 'padded_to': None, 'updater': 'auto', 'communicator': None}
-    switches = dict.fromkeys(('force', 'resume', 'dense', 'skip_missing'), False)
-    others = {'method': 'rsgcn', 'device': '-1', 'out': 'result'}
-    assert options() == {**numbers, **words, **switches, **others}
+    assert options() == {
+        **{'conv_layers': 4, 'unit_num': 16, 'epoch': 20, 'seed': 777, 'batchsize': 32},
+        **{'train_data_ratio': 0.7, 'learning_rate': 0.001, 'num_data': -1, 'patience': None},
+        **{'method': 'rsgcn', 'layout': 'folded', 'padded_to': None},
+        **{'device': '-1', 'updater': 'auto', 'communicator': None, 'out': 'result'},
+        **dict.fromkeys(('force', 'resume', 'dense', 'skip_missing'), False),
+    }
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ OTHER_THAN_NUMPY = types.SimpleNamespace(**vars(numpy))  # functions take CuPy's
 @pytest.mark.parametrize('name, spare', PAIRS, ids=str)
 def test_rows_of_entries_as_a_gpu_finds_them(name, spare):
     """Each entry searches its row. NumPy repeats the number of each row, which is faster there."""
-    adj = with_spare(BATCHES[name], *spare, numpy)
+    spare_rows, spare_nnz = spare
+    adj = with_spare(BATCHES[name], spare_rows, spare_nnz, numpy)
     rows = build.entry_rows(OTHER_THAN_NUMPY, adj.indptr, adj.nnz, has_spare=True)
     assert rows.dtype == numpy.int32
     numpy.testing.assert_array_equal(rows, adj.entry_rows())
@@ -135,7 +136,8 @@ def test_rows_of_entries_as_a_gpu_finds_them(name, spare):
 @pytest.mark.parametrize('name, spare', PAIRS, ids=str)
 def test_transpose_as_a_gpu_sorts_it(name, spare):
     """Keys of all entries are sorted. On a host SciPy counts them, which is faster there."""
-    adj = with_spare(BATCHES[name], *spare, numpy)
+    spare_rows, spare_nnz = spare
+    adj = with_spare(BATCHES[name], spare_rows, spare_nnz, numpy)
     arrays = adj.indptr, adj.indices, adj.n_cols, True
     found = build.transpose(OTHER_THAN_NUMPY, *arrays)
     for actual, expected in zip(found, build.transpose(numpy, *arrays), strict=True):
