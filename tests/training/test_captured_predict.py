@@ -3,7 +3,9 @@
 import itertools
 import os
 import re
+import types
 import warnings
+from typing import Any
 
 import numpy
 import pytest
@@ -16,6 +18,7 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse, workers
+from chainer_bspmm.dataset.batch_form import Capacity
 from chainer_bspmm.training import captured_predict, prediction, StepDiffers
 from tests.support import relative_error
 from tests.support.processes import forked_processes, is_gone
@@ -710,3 +713,19 @@ def test_a_prediction_that_changes(device, prediction_graphs, changes_at):
     else:
         with pytest.raises(StepDiffers, match='^%s$' % differs):
             collect()
+
+
+@pytest.mark.parametrize(
+    'is_known, layout, has_room',
+    [(False, 'packed', True), (False, 'folded', True), (True, 'folded', False)]
+    + [(True, 'padded', True)],
+)
+def test_buffers_have_room_for_larger_molecules_if_sizes_are_not_known(is_known, layout, has_room):
+    """A dense example, and a padded one, may be larger than those of the first batch."""
+    examples = molecules(4)
+    predictor = prediction.Predictor(model_of(HOST), None, chainer_bspmm.concat_mols, 2, examples)
+    need = Capacity(rows=10, entries=20, max_rows=5, max_entries=8, max_atom_id=7)
+    batch: Any = types.SimpleNamespace(need=need, form=types.SimpleNamespace(layout=layout))
+    larger = need._replace(max_rows=8, max_entries=16)
+    found = predictor._need(to_sparse(examples) if is_known else examples, batch)
+    assert found == (larger if has_room else need)
