@@ -446,6 +446,46 @@ def test_a_parameter_of_one_rank(has, rank):
     assert start._difference(first, other, 3) == expected
 
 
+NARROW, WIDE = ((2,), 'float32'), ((3,), 'float32')
+
+
+@pytest.mark.parametrize(
+    'one, two, message',
+    [
+        (
+            ({'/a': NARROW}, {}, 0),
+            ({'/a': WIDE}, {}, 0),
+            "model: expected the same on all ranks, parameter '/a' is float32 of shape (2,) on "
+            'rank 0 and float32 of shape (3,) on rank 3',
+        ),
+        (
+            ({}, {'alpha': '0.1'}, 0),
+            ({}, {'alpha': '0.2'}, 0),
+            'optimizer: expected one alpha on all ranks, got 0.1 on rank 0 and 0.2 on rank 3',
+        ),
+        (
+            ({}, {}, 4),
+            ({}, {}, 7),
+            'optimizer: expected the same number of updates on all ranks, got 4 on rank 0 and 7 '
+            'on rank 3; load a snapshot on every rank',
+        ),
+    ],
+    ids=['shape', 'setting', 'updates'],
+)
+def test_a_difference_is_found_on_whichever_rank_more_is(one, two, message):
+    assert start._difference(one, two, 3) == message
+    assert start._difference(two, one, 3) is not None
+    assert start._difference(one, one, 3) is None
+
+
+@pytest.mark.parametrize('has_first', [True, False])
+def test_a_parameter_that_only_one_rank_has_made_is_no_difference(has_first):
+    """It is sent to the others."""
+    made, lazy = ({'/a': NARROW}, {}, 0), ({'/a': None}, {}, 0)
+    ranks = (made, lazy) if has_first else (lazy, made)
+    assert start._difference(*ranks, 1) is None
+
+
 @needs_mpi
 @pytest.mark.parametrize('size, shape', [(3, (5, 3)), (3, (4, 3, 2, 5)), ((3, 2), (6, 3, 2))])
 def test_batch_normalisation_of_one_rank(size, shape):
