@@ -481,9 +481,10 @@ def test_a_difference_is_found_on_whichever_rank_more_is(one, two, message):
 @pytest.mark.parametrize('has_first', [True, False])
 def test_a_parameter_that_only_one_rank_has_made_is_no_difference(has_first):
     """It is sent to the others."""
-    made, lazy = ({'/a': NARROW}, {}, 0), ({'/a': None}, {}, 0)
-    ranks = (made, lazy) if has_first else (lazy, made)
-    assert start._difference(*ranks, 1) is None
+    made = {'/a': NARROW}, {}, 0
+    lazy = {'/a': None}, {}, 0
+    first, other = (made, lazy) if has_first else (lazy, made)
+    assert start._difference(first, other, 1) is None
 
 
 @needs_mpi
