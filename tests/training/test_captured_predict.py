@@ -393,6 +393,17 @@ def test_what_is_compared():
     assert 'float32 of shape (200,) instead of' in prediction._difference(values, classes, model)
 
 
+@pytest.mark.parametrize(
+    'names, difference',
+    [('y', None), ('yz', "['y', 'z'] instead of ['y']"), ('', "[] instead of ['y']")],
+)
+def test_values_have_the_same_names(names, difference):
+    work: Any = types.SimpleNamespace(_model=chainer.Chain())
+    actual = {name: numpy.ones(3, 'f') for name in names}
+    expected = {'y': numpy.ones(3, 'f')}
+    assert prediction.Prediction.difference(work, actual, expected) == difference
+
+
 @pytest.mark.parametrize('n_processes', (None, 2))
 def test_smiles(device, prediction_graphs, n_processes):
     pytest.importorskip('rdkit')
