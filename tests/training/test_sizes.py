@@ -62,7 +62,7 @@ def test_sizes_are_rounded_up(number, rounded):
 
 
 def test_a_size_for_a_batch_has_a_tenth_to_spare():
-    need = Capacity(rows=5000, entries=100, max_rows=305, max_entries=25, max_atom_id=7)
+    need = Capacity(rows=5002, entries=115, max_rows=305, max_entries=25, max_atom_id=7)
     expected = Capacity(rows=5504, entries=128, max_rows=336, max_entries=28, max_atom_id=7)
     assert Capacities(8).of(need) == expected
 
