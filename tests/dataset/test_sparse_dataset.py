@@ -56,6 +56,22 @@ def test_a_batch_knows_its_largest_atom_id(atoms, largest):
     assert adj.max_atom_id == largest
 
 
+@pytest.mark.parametrize(
+    'atoms, is_padding',
+    [
+        ([[6, 8, 0], [6, 0, 0]], True),
+        ([[6, 8, 1], [6, 8, 1]], True),
+        ([[6, 8, 0]], False),  # of a single molecule nothing tells
+        ([[6, 0], [6, 8, 1]], False),
+        ([[6, 8, 1], [6, 0]], False),
+        ([[6, 0, 8], [6, 0, 0]], False),  # another atom has id 0
+    ],
+)
+def test_trailing_ids_0_are_padding_if_all_molecules_are_padded_to_one_size(atoms, is_padding):
+    examples = [(numpy.array(ids, 'i'), numpy.zeros((len(ids),) * 2, 'f')) for ids in atoms]
+    assert to_sparse(examples).molecules.is_padding is is_padding
+
+
 @pytest.mark.parametrize('part', [1, 2, 4, 100])
 @pytest.mark.parametrize('chunk', [1, 2, 100])
 @pytest.mark.parametrize('layout', LAYOUTS)

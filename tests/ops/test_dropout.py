@@ -12,7 +12,7 @@ from chainer.functions.noise.dropout import Dropout
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda.step import current, Step, under_way
 from chainer_bspmm.ops.dropout import draw_kept, dropout_forward, dropout_mask_forward
-from chainer_bspmm.ops.dropout import relu_dropout_forward, step_dropout
+from chainer_bspmm.ops.dropout import dropout_relu, relu_dropout_forward, step_dropout
 from chainer_bspmm.ops.relation_attention import relation_attention
 from tests.emulation.kernel_cases import integers, TERM
 from tests.support import assert_exact, device_of, DTYPES, features, random_matrix, reference
@@ -329,6 +329,18 @@ def test_attention(xp):
         numpy.testing.assert_array_equal(mask, factors(mask.shape, 0.4, stream, 'd'))
         assert 0 < (mask > 0).sum() < mask.size
     check_gradients(function, *given)
+
+
+@pytest.mark.parametrize('ratio', [0.25, 0.3])
+def test_rectified_outside_of_a_step(ratio):
+    x = numpy.linspace(-2, 2, 1001, dtype='f').reshape(143, 7)
+    x[0, 0] = numpy.nan
+    y = x.copy()
+    dropout_relu(y, ratio)
+    rectified = numpy.maximum(x, 0) * numpy.float32(1 / (1 - ratio))
+    is_kept = y != 0  # also where NaN stays
+    numpy.testing.assert_array_equal(y, numpy.where(is_kept, rectified, 0))
+    assert 0 < is_kept[x > 0].mean() < 1
 
 
 def test_what_does_not_fit():
