@@ -136,10 +136,11 @@ class Own(chainer.Link):
         return h + 1
 
 
+@pytest.mark.parametrize('max_degree', [5, 6])
 @pytest.mark.parametrize('method', ['NFP', 'NFP_GWM'])
-def test_updates_of_users_get_no_number_of_degrees_that_was_not_changed(method):
+def test_updates_of_users_get_no_number_of_degrees_that_was_not_changed(method, max_degree):
     examples = parity.examples_of(CASES[method])
-    model = sparsify(initialised(CASES[method].make(), examples))
+    model = sparsify(initialised(CASES[method].make(max_degree=max_degree), examples))
     name = 'layers' if method == 'NFP' else 'update_layers'
     n_layers = len(getattr(model, name))
     delattr(model, name)
