@@ -108,3 +108,16 @@ def test_an_order_of_numbers_that_are_no_integers_finds_nothing():
 
 def test_no_example_is_found_nowhere():
     assert sparse_form.position_in_base([1, 2], numpy.empty(0, int)).size == 0
+
+
+def test_arrays_are_read_only_until_the_last_user_closes_the_form():
+    examples = [example(LONGER.copy())]
+    arrays = examples[0]
+    form = sparse_form.open_form(examples)
+    assert form is not None and sparse_form.open_form(examples) is form
+    for are_writeable in (False, True):
+        assert not any(array.flags.writeable for array in arrays)
+        assert sparse_form.form_of(examples) is form
+        form.close()
+        assert all(array.flags.writeable for array in arrays) is are_writeable
+    assert sparse_form.form_of(examples) is None
