@@ -35,10 +35,13 @@ _stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    # In a test pytest captures standard error, and loses it if the process ends.
+    """Keep standard error, and let Ctrl-C interrupt tests and the processes that they start.
+
+    In a test pytest captures standard error, and loses it if the process ends. If a shell script
+    runs the tests in the background, Ctrl-C is ignored.
+    """
     config.stash[_stderr] = os.dup(2)
-    # A shell lets jobs in its background ignore interrupts, but some tests send them.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -87,6 +87,7 @@ def test_a_fault_that_no_test_runs_is_undetermined(outcome):
         ([(2, 'ERROR t.py - SyntaxError'), (0, '')], 'found', 't.py'),
         ([(2, 'ERROR t.py'), (2, '')], 'undetermined', 'without the fault as well: t.py'),
         ([(1, 'FAILED t.py::a'), (1, '')], 'undetermined', 'without the fault as well: t.py::a'),
+        ([(1, 'FAILED t.py::a[3]'), (4, ''), (0, '')], 'found', 't.py::a[3]'),
         ([(-11, ''), (0, '')], 'found', 'exit status -11'),
         ([(None, ''), (0, '')], 'found', 'no end'),
         ([(4, ''), (4, '')], 'undetermined', 'without the fault as well: exit status 4'),
@@ -94,7 +95,7 @@ def test_a_fault_that_no_test_runs_is_undetermined(outcome):
     ],
     ids=[
         'test that runs it', 'file of its name', 'neighbour', 'import', 'import anyway', 'anyway',
-        'crash', 'no end', 'no environment', 'not noticed',
+        'name of its case', 'crash', 'no end', 'no environment', 'not noticed',
     ],
 )  # fmt: skip
 def test_an_outcome_depends_on_how_tests_end(tool, project, outcome, monkeypatch, ends, what, by):
@@ -397,6 +398,21 @@ def test_annotations_and_imports_for_type_checkers_have_no_faults(tool, project)
         (mutant.line, mutant.column) for mutant in tool.mutants(root, 'chainer_bspmm/annotated.py')
     }
     assert found == {(4, 16), (5, 22), (6, 13), (6, 15)}
+
+
+@pytest.mark.parametrize(
+    'operator, identity', [('==', 'x is y'), ('!=', 'x is not y')], ids=['equal', 'unequal']
+)
+def test_identity_is_no_fault_of_a_comparison_for_equality(tool, project, operator, identity):
+    pytest.importorskip('cosmic_ray')
+    text = f'x {operator} y\n'
+    root = project(chainer_bspmm__compared=text)
+    faults = {
+        tool.with_fault(mutant, text).strip()
+        for mutant in tool.mutants(root, 'chainer_bspmm/compared.py')
+    }
+    every = {'==', '!=', '<', '<=', '>', '>=', 'is', 'is not'}
+    assert faults == {f'x {each} y' for each in every - {operator}} - {identity}
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Command ``python -m chainer_bspmm run``: scripts run as under plain Python."""
 
+import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -106,8 +107,6 @@ def test_interrupt(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # If a shell script runs the tests in the background, the signal would be ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env=environment(),
     ) as process:
         assert process.stdout.readline() == 'ready\n'
@@ -160,6 +159,20 @@ def test_child_processes_are_repaired(tmp_path, method):
     (tmp_path / 'script.py').write_text(CHILDREN)
     done = run('-m', 'chainer_bspmm', 'run', 'script.py', method, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, '(1, 2) True\n'), done.stderr
+
+
+@pytest.mark.parametrize('has_code', [True, False])
+def test_a_spawned_process_imports_the_package_first(monkeypatch, tmp_path, has_code):
+    code = 'print("chainer_bspmm" in sys.modules, __name__)'
+    plain = [sys.executable, '-c', 'import sys; ' + code] if has_code else ['frozen', '--fork']
+    monkeypatch.setattr(multiprocessing, 'set_forkserver_preload', lambda names: None)
+    monkeypatch.setattr(multiprocessing.spawn, 'get_command_line', lambda **options: plain)
+    run_script.repair_child_processes()
+    command = multiprocessing.spawn.get_command_line(pipe_handle=3)
+    if not has_code:  # of an executable that is no interpreter
+        assert command == plain
+        return
+    assert run(*command[1:], cwd=tmp_path).stdout == 'True __main__\n'
 
 
 # Without repairs, importing Chainer fails.

@@ -194,14 +194,13 @@ class Blas:
         shape = a.shape[:-1] + b.shape[-1:]
         m, k = a.shape[-2:]
         n = b.shape[-1]
-        n_matrices = len(a) if a.ndim == 3 else 1
         with cuda.cupy.cuda.Device(self.device):
-            if not (m and n and k and n_matrices):
+            if 0 in (*shape, k):
                 return cuda.cupy.zeros(shape, dtype) if to is None else to
             self.use(cuda.cupy.cuda.get_current_stream())
             a, is_a_transposed, lda = _laid_out(a.astype(dtype, copy=False))
             b, is_b_transposed, ldb = _laid_out(b.astype(dtype, copy=False))
-            if max(m, n, k, lda, ldb, n_matrices) > LARGEST_INT:
+            if max(*shape, k, lda, ldb) > LARGEST_INT:
                 text = 'a, b: expected dimensions and strides below 2**31, got shapes %s and %s'
                 raise ValueError(text % (a.shape, b.shape))
             c = cuda.cupy.empty(shape, dtype) if to is None else to
@@ -254,7 +253,7 @@ class Blas:
                     type_,
                     n,
                     m * n,
-                    n_matrices,
+                    len(a),
                     COMPUTE_64F if dtype.char == 'd' else COMPUTE_32F,
                     DEFAULT_ALGORITHM,
                 )

@@ -170,7 +170,7 @@ class CSRConverter(chainer.dataset.Converter):
         gathered = dense_examples.gather(examples)
         n_node_columns = self.n_node_columns
         strip = self.strip_padding
-        most = 0
+        most = n_node_columns  # leading columns that may belong to atoms
         # A folded batch that strips padding would lose a node column's values for these atoms. Even
         # the last column, which is not counted by default, may be a node column.
         may_lose = strip is None and self.layout == 'folded'
@@ -179,7 +179,7 @@ class CSRConverter(chainer.dataset.Converter):
         if n_node_columns is None:
             n_node_columns = most and dense_examples.count_node_columns(gathered)
         if strip is None:
-            strip = not (may_lose and (n_node_columns or most))
+            strip = not (may_lose and most)
         strip = strip and self.layout != 'padded'
         molecules = Molecules.from_examples(gathered, strip=strip)
         sizes, full_sizes = molecules.sizes, molecules.full_sizes

@@ -35,13 +35,18 @@ def _drop(kind, ratio, seed, stream, counter, *, x=None, mask=None, y=None):
     launch.run('dropout', like, plan, x, mask, y, counter, numbers=numbers, KIND=kind)
 
 
+def _least_kept(ratio, bits=32):
+    """Return the least random word that keeps an element; the largest word always does."""
+    return min(math.ceil(ratio * 2**bits), 2**bits - 1)
+
+
 def draw_arguments(seed, stream, ratio, dtype):
     """Return a kernel's arguments for dropout: generator, threshold and scale."""
     return (
         numpy.uint32(seed % 2**32),
         numpy.uint32(seed >> 32),
         numpy.uint32(stream),
-        numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
+        numpy.uint32(_least_kept(ratio)),
         # The scale is rounded to the array's dtype, because Chainer multiplies by it in that dtype.
         launch.arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
     )
@@ -113,8 +118,7 @@ def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
     """Return the mask alone, (size,) on the device of ``counter``; see :func:`dropout_forward`."""
     _check_size(size)
     if not launch.on_gpu(counter):
-        least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # least word that keeps an element
-        is_kept = _random_words(size, seed, stream, int(counter[0])) >= least
+        is_kept = _random_words(size, seed, stream, int(counter[0])) >= _least_kept(ratio)
         return is_kept * dtype.type(1 / (1 - ratio))
     with launch.device_of(counter):
         mask = cuda.cupy.empty(size, dtype)
@@ -178,8 +182,8 @@ def draw_kept(shape, ratio):
     drawn = numpy.random.SFC64(numpy.random.randint(2**32, dtype=numpy.uint32)).random_raw(
         -(-size * word.itemsize // 8)
     )
-    least = min(math.ceil(ratio * 2 ** (8 * word.itemsize)), numpy.iinfo(word).max)
-    return drawn.view(word)[:size].reshape(shape) >= word.type(least)
+    least = word.type(_least_kept(ratio, 8 * word.itemsize))
+    return drawn.view(word)[:size].reshape(shape) >= least
 
 
 def dropout_mask(like, size, ratio):

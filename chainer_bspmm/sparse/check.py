@@ -353,10 +353,12 @@ def sparse_matrices(matrices):
             if part.shape != (stack[0].shape[0],) * 2:
                 text = 'matrices[%d]: expected square matrices of one size, got %s'
                 raise ValueError(text % (i, [other.shape for other in stack]))
-        if len(stack) != (len(stacks[0]) if stacks else max(len(stack), 1)):
-            text = 'matrices[%d]: expected %d relations as in matrices[0], got %d'
-            raise ValueError(text % (i, max(len(stacks[0]), 1) if stacks else 1, len(stack)))
         stacks.append(stack)
+        if not stack:
+            raise ValueError('matrices[%d]: expected at least one relation, got none' % i)
+        if len(stack) != len(stacks[0]):
+            text = 'matrices[%d]: expected %d relations as in matrices[0], got %d'
+            raise ValueError(text % (i, len(stacks[0]), len(stack)))
     dtype = numpy.result_type(*{part.dtype for stack in stacks for part in stack})
     sizes = numpy.array([stack[0].shape[0] for stack in stacks])
     return len(stacks[0]), sizes, stacks, _value_dtype(dtype)

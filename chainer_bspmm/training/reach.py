@@ -592,9 +592,7 @@ class Reach:
             modules = _imported(name, function)
             for module in modules:
                 self._find(module, name)
-            if modules:
-                continue
-            if kinds.is_of_user(name):
+            if not modules and kinds.is_of_user(name):
                 self.cut.append('the module %s that %s imports' % (name, function.__name__))
         around = function.__globals__
         for name in names.by_text:

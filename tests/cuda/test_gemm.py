@@ -360,6 +360,25 @@ def test_errors_have_names(place):
         )
 
 
+@pytest.mark.parametrize(
+    'number, name',
+    [
+        (1, 'NOT_INITIALIZED'),
+        (3, 'ALLOC_FAILED'),
+        (7, 'INVALID_VALUE'),
+        (8, 'ARCH_MISMATCH'),
+        (11, 'MAPPING_ERROR'),
+        (13, 'EXECUTION_FAILED'),
+        (14, 'INTERNAL_ERROR'),
+        (15, 'NOT_SUPPORTED'),
+        (16, 'LICENSE_ERROR'),
+    ],
+)
+def test_errors_have_the_names_of_cublas_h(number, name):
+    with pytest.raises(RuntimeError, match='CUBLAS_STATUS_' + name):
+        gemm._checked('symbol', lambda: number)
+
+
 def test_unknown_errors_have_numbers(host):
     with pytest.raises(RuntimeError, match=r'symbol: CUBLAS_STATUS_.*\(99\)'):
         gemm._checked('symbol', lambda: 99)
@@ -468,6 +487,16 @@ def test_layers_of_up_to_64_units_stay_kernels(monkeypatch, width, n_rows, n_mat
     'width, n_rows, n_matrices, is_tf32, expected',
     [
         (256, 600, 1, False, False),
+        (256, 1023, 4, False, False),
+        (256, 1024, 4, False, True),
+        (255, 4095, 4, False, False),
+        (192, 4095, 4, False, False),
+        (192, 4096, 4, False, True),
+        (191, 8191, 1, False, False),
+        (96, 8191, 1, False, False),
+        (96, 8192, 1, False, True),
+        (96, 8192, 2, False, False),
+        (95, 8192, 1, False, False),
         (256, 2300, 4, False, True),
         (192, 2300, 1, False, False),
         (128, 18000, 1, False, True),

@@ -6,6 +6,7 @@ import pytest
 
 from chainer_bspmm.cuda.plans import widest_vector, BLOCK, Device, dot_launch, LONG_ROW, MAX_GRID_Y
 from chainer_bspmm.cuda.plans import one_block, ROW_TILE
+from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.ops.bspmm import bspmm_launch, csr_launch, piece_length, sum_pieces_launch
 from chainer_bspmm.ops.bspmm import with_pieces
 from chainer_bspmm.ops.dropout import dropout_launch
@@ -13,10 +14,12 @@ from chainer_bspmm.ops.edge_film import film_launch
 from chainer_bspmm.ops.embed_rows import embed_launch, EMBED_RUNS, EMBED_SUMS
 from chainer_bspmm.ops.gates.launches import gated_launch, gated_weights_launch, MAX_GATED_BLOCK
 from chainer_bspmm.ops.graph_linear.launches import Layer, layer_launch
+from chainer_bspmm.ops.layer_end import end_launch
 from chainer_bspmm.ops.mean_loss import loss_grad_launch, loss_launches
 from chainer_bspmm.ops.segment_softmax import softmax_launch
 from chainer_bspmm.ops.segments import broadcast_launch, MAX_BLOCK_Z, MAX_CHUNKS, MAX_SEGMENT_BLOCK
 from chainer_bspmm.ops.segments import MIN_CHUNK, reduce_launches
+from chainer_bspmm.papers import policy
 from chainer_bspmm.sparse.build import transpose_launch
 
 
@@ -38,6 +41,21 @@ def given(*drawn):
         return hypothesis.settings(deadline=None)(drawing(test))
 
     return decorate
+
+
+PLANS = [
+    *(bspmm_launch, dot_launch, dropout_launch, embed_launch, end_launch, film_launch),
+    *(gated_launch, gated_weights_launch, gather_launch, layer_launch, loss_launches),
+    *(loss_grad_launch, reduce_launches, broadcast_launch, softmax_launch, transpose_launch),
+    *(policy.coo_dot_launch, policy.sell_launch, policy.spmv_launch, policy.st_global_launch),
+    *(policy.st_shared_launch, policy.swa_launch),
+]
+
+
+@pytest.mark.parametrize('plan', PLANS, ids=lambda plan: plan.__name__)
+def test_plans_of_equal_sizes_are_computed_once(plan):
+    """Planning takes longer than a launch."""
+    assert plan.cache_parameters()['maxsize'] >= 4096
 
 
 @given((1, 200), [2, 4, 8], (0, 32))
@@ -175,6 +193,56 @@ def test_bspmm_launch_chooses(itemsize, n_rows, n_channels, length, expected):
     launch = bspmm_launch(n_rows, n_rows, length * n_rows, n_channels, width, itemsize, H200)
     defines = dict(launch.defines)
     assert {name: defines[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    'itemsize, n_rows, n_channels, nnz, expected',
+    [
+        # vectors of the result for a multiprocessor: up to 1,800, 3,400, 6,800, narrow ones 10,000
+        (4, 14849, 64, 2 * 14849, (16, 1, 1, 5)),
+        (4, 14850, 64, 2 * 14850, (16, 1, 1, 3)),
+        (4, 28049, 64, 28049, (16, 1, 1, 3)),
+        (4, 28050, 64, 28050, (16, 1, 4, 3)),
+        (4, 56099, 64, 3 * 56099, (16, 1, 4, 3)),
+        (4, 56100, 64, 3 * 56100, (8, 2, 4, 3)),
+        (4, 40000, 33, 80000, (17, 2, 4, 3)),
+        (4, 40004, 33, 80008, (17, 2, 8, 3)),
+        # the mean length of a row: up to 1.5 entries, 3, 4 and 10
+        (4, 10000, 64, 15000, (16, 1, 1, 3)),
+        (4, 10000, 64, 15001, (16, 1, 1, 5)),
+        (4, 90000, 33, 269999, (17, 2, 8, 3)),
+        (4, 90000, 33, 270000, (17, 2, 4, 3)),
+        (4, 20000, 64, 80000, (16, 1, 1, 3)),
+        (4, 20000, 64, 80001, (16, 1, 1, 5)),
+        (4, 40000, 64, 160000, (16, 1, 4, 3)),
+        (4, 40000, 64, 160001, (16, 1, 1, 5)),
+        (4, 90000, 33, 360000, (17, 2, 4, 3)),
+        (4, 90000, 33, 360001, (9, 4, 1, 3)),
+        (4, 40000, 64, 400000, (16, 1, 1, 5)),
+        (4, 40000, 64, 400001, (16, 1, 1, 3)),
+        (4, 90000, 28, 900000, (7, 1, 4, 5)),
+        (4, 90000, 28, 900001, (7, 1, 1, 5)),
+        # the vectors of a row: up to 7 are few, 64 are two warps
+        (4, 90000, 28, 90000, (7, 1, 4, 3)),
+        (4, 90000, 32, 90000, (8, 1, 4, 3)),
+        (4, 90000, 256, 90000, (32, 2, 4, 3)),
+        (4, 90000, 260, 90000, (11, 2, 4, 3)),
+        (4, 90000, 65, 90000, (17, 4, 4, 3)),
+        # float16 and float64
+        (2, 90000, 56, 90000, (7, 1, 1, 3)),
+        (2, 90000, 64, 90000, (8, 1, 4, 3)),
+        (2, 90000, 66, 90000, (9, 4, 1, 3)),
+        (2, 90000, 130, 90000, (17, 4, 1, 3)),
+        (8, 90000, 63, 90000, (32, 2, 8, 3)),
+    ],
+)
+def test_bspmm_launch_changes_where_it_was_measured_to(itemsize, n_rows, n_channels, nnz, expected):
+    """Lanes and columns that share a row, rows of a thread, entries that it loads at once."""
+    width = widest_vector(n_channels, itemsize, 0)
+    launch = bspmm_launch(n_rows, n_rows, nnz, n_channels, width, itemsize, H200)
+    defines = dict(launch.defines)
+    found = launch.block[0], defines['COLUMNS'], launch.arguments[2], defines['AHEAD']
+    assert found == expected
 
 
 @pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000])
@@ -436,6 +504,20 @@ def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
     assert {name: defines[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    'rows, split', [(8, 8), (12, 4), (16, 4), (20, 4), (24, 2), (28, 2), (32, 2)]
+)
+def test_blocks_of_gates_have_the_fewest_rows_that_give_no_multiprocessor_two(rows, split):
+    most = rows * H200.n_sms
+    launch, more = (
+        gated_launch(n_rows, (64, 0, 64), True, True, 4, 4, H200, is_gradient=False)
+        for n_rows in (most, most + 1)
+    )
+    defines = dict(launch.defines)
+    assert (defines['ROWS'], defines['SPLIT'], defines['STAGES']) == (rows, split, 3)
+    assert dict(more.defines)['ROWS'] == (rows + 4 if rows < 32 else 20)  # beyond 32 rows, two
+
+
 def test_a_gradient_of_many_inputs_needs_no_more_threads_than_their_quads():
     launch = gated_launch(8, (600, 0, 4), False, False, 4, 4, H200, True)
     assert launch.block == (300, 1, 1) and dict(launch.defines)['SPLIT'] == 2
@@ -516,6 +598,64 @@ def test_a_gradient_has_no_more_weights_than_registers_hold(itemsize, width_in, 
     assert plan(most, is_backward=True) is not None
     assert plan(most + 4, is_backward=True) is None
     assert plan(most + 4, is_backward=False) is not None
+
+
+def square_layer(width, n_relations=1):
+    return Layer(
+        width_in=width,
+        width_out=width,
+        n_relations=n_relations,
+        has_self=True,
+        loop=False,
+        has_relation_bias=False,
+        n_biases=0,
+        by_relation=False,
+        activation='relu',
+    )
+
+
+@pytest.mark.parametrize(
+    'rows, splits, after', [(16, 8, 20), (20, 6, 24), (24, 5, 32), (32, 4, 32)]
+)
+def test_tiles_of_a_layer_have_the_fewest_rows_that_give_no_multiprocessor_two(rows, splits, after):
+    """The only tile of a multiprocessor has twice the threads."""
+    most = rows * H200.n_sms
+    launch, more = (
+        dict(layer_launch(square_layer(64), n_rows, 4, True, H200, is_backward=False).defines)
+        for n_rows in (most, most + 1)
+    )
+    assert (launch['ROWS'], launch['THREADS'], launch['SPLITS']) == (rows, 512, splits)
+    assert more['ROWS'] == after and more['THREADS'] == (512 if rows < 32 else 256)
+
+
+@pytest.mark.parametrize(
+    'itemsize, n_matrices, threads', [(4, 2, 256), (4, 3, 512), (2, 3, 512), (8, 3, 256)]
+)
+@pytest.mark.parametrize('is_backward', [False, True])
+def test_several_matrices_have_twice_the_threads_if_registers_hold_their_elements(
+    itemsize, n_matrices, threads, is_backward
+):
+    layer = square_layer(16, n_matrices - 1)
+    launch = layer_launch(layer, 10**6, itemsize, True, H200, is_backward)
+    assert launch.block == (threads, 1, 1)
+
+
+@pytest.mark.parametrize('width, n_blocks', [(8, 2), (128, 1)])
+def test_two_blocks_of_a_layer_share_a_multiprocessor_if_its_memory_holds_both(width, n_blocks):
+    launch = layer_launch(square_layer(width), 10**6, 4, True, H200, is_backward=False)
+    assert launch.grid[0] * launch.grid[1] == n_blocks * H200.n_sms
+
+
+@pytest.mark.parametrize(
+    'n_graphs, n_blocks, warps, graphs_per_block',
+    [(1, 1, 8, 8), (8, 1, 8, 8), (9, 2, 8, 8), (2112, 264, 8, 8), (2113, 235, 9, 9)]
+    + [(16 * 264, 264, 16, 16), (10**4, 264, 16, 38)],
+)
+def test_blocks_that_gather_a_batch(n_graphs, n_blocks, warps, graphs_per_block):
+    """There are at most two for a multiprocessor, and at most 16 warps in each."""
+    launch = gather_launch(n_graphs, H200)
+    assert (launch.grid[0], launch.block[0]) == (n_blocks, 32 * warps)
+    assert launch.arguments == (n_graphs, graphs_per_block)
 
 
 @given((1, 2**31 - 64), (1, 10**5), (1, 3000))  # a run of rows is an int32 of whole warps

@@ -103,7 +103,9 @@ def test_pickles_are_those_of_the_host(resident):
     assert_same_batch(concat_mols(again), concat_mols(SparseDataset(resident.host)))
 
 
-@pytest.mark.parametrize('index, first', [([0, 8], 8), ([0, -1, 9], -1)])
+@pytest.mark.parametrize(
+    'index, first', [([0, 8], 8), ([0, 9], 9), ([0, -1, 9], -1), ([-2, 7], -2)]
+)
 def test_bad_index(resident, index, first):
     message = '^index: expected at least 0 and less than 8, the number of molecules, got %d$'
     with pytest.raises(IndexError, match=message % first):

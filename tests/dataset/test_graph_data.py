@@ -108,6 +108,12 @@ FAR = CooMatrix(numpy.ones(1, 'f'), numpy.array([0], 'i'), numpy.array([7], 'i')
             'edge_index: expected integers of at least 0 and less than 3, the number of nodes, '
             'got -1',
         ),
+        (
+            broken(edge_index=numpy.array([[5], [0]])),
+            {},
+            'edge_index: expected integers of at least 0 and less than 3, the number of nodes, '
+            'got 5',
+        ),
         (broken(edge_index=numpy.zeros((2, 1))), {}, 'edge_index: expected integers, got float64'),
         (
             broken(),

@@ -173,6 +173,10 @@ NO_SHAPES = 'expected shapes of at least 0, (M, n) integers, got %s'
             'expected 7 values, as many as the shapes have, got shape (6,)',
         ),
         (
+            numpy.array([[1], [2], [2]]),
+            'expected 5 values, as many as the shapes have, got shape (6,)',
+        ),
+        (
             numpy.array([[2**40, 2**40]]),
             'expected %d values, as many as the shapes have, got shape (6,)' % 2**80,
         ),

@@ -347,6 +347,30 @@ def test_failures_say_why(capfd):
     assert capfd.readouterr() == ('', '')
 
 
+class MolFeatureExtractionError(Exception):
+    """Upstream's error has this name."""
+
+
+@pytest.mark.parametrize(
+    'error, reason',
+    [
+        (ValueError(' too many '), 'too many'),
+        (MolFeatureExtractionError('too many'), 'too many'),
+        (KeyError('N'), "KeyError: 'N'"),
+        (IndexError('no atom'), 'IndexError: no atom'),
+    ],
+    ids=repr,
+)
+def test_unexpected_errors_have_their_kind(monkeypatch, error, reason):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(smiles_module, '_graph', refuse)
+    preprocessor = smiles_module.preprocessor_of('method', 'nfp')
+    _, _, _, (failure,) = smiles_module._chunk(preprocessor, True, (3, ['N']))
+    assert failure == Failure(3, 'N', reason)
+
+
 def test_a_smiles_has_one_line():
     """A name or a line break may follow the SMILES, but no other line."""
     smiles = ['CCO\nCCN', 'CCO\rCCN', 'CCO name\r\nCCN', 'CCO', 'CCO name', 'CCO\tname', 'CCO\r\n']

@@ -43,6 +43,35 @@ def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, 
         assert_same_batch(converter(sparse[numpy.array(index)]), expected)
 
 
+@pytest.mark.parametrize(
+    'atoms, largest',
+    [([[6, 8], [7]], 8), ([[], []], 0), ([[[6.5, 8]], [[1, 2], [3, 4]]], None)],
+    ids=['ids', 'no atoms', 'features'],
+)
+def test_a_batch_knows_its_largest_atom_id(atoms, largest):
+    """So a model need not look for it among the ids; features are no ids."""
+    kind = 'i' if largest is not None else 'f'
+    examples = [(numpy.array(each, kind), numpy.zeros((len(each),) * 2, 'f')) for each in atoms]
+    _, adj = concat_mols(to_sparse(examples))
+    assert adj.max_atom_id == largest
+
+
+@pytest.mark.parametrize(
+    'atoms, is_padding',
+    [
+        ([[6, 8, 0], [6, 0, 0]], True),
+        ([[6, 8, 1], [6, 8, 1]], True),
+        ([[6, 8, 0]], False),  # of a single molecule nothing tells
+        ([[6, 0], [6, 8, 1]], False),
+        ([[6, 8, 1], [6, 0]], False),
+        ([[6, 0, 8], [6, 0, 0]], False),  # another atom has id 0
+    ],
+)
+def test_trailing_ids_0_are_padding_if_all_molecules_are_padded_to_one_size(atoms, is_padding):
+    examples = [(numpy.array(ids, 'i'), numpy.zeros((len(ids),) * 2, 'f')) for ids in atoms]
+    assert to_sparse(examples).molecules.is_padding is is_padding
+
+
 @pytest.mark.parametrize('part', [1, 2, 4, 100])
 @pytest.mark.parametrize('chunk', [1, 2, 100])
 @pytest.mark.parametrize('layout', LAYOUTS)
@@ -308,6 +337,7 @@ def test_upstreams_save_refuses_a_sparse_data_set(tmp_path):
             {'columns': numpy.array([0.0, 1, 0, 1])},
             'columns: expected integers of 1 dimensions, got float64 of shape (4,)',
         ),
+        ({'n_relations': -1}, 'n_relations: expected at least 1, got -1'),
         ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
         ({'atoms': numpy.array([6])}, 'atoms: expected 3 items, the sum of sizes, got 1'),
         ({'row_nnz': numpy.array([1])}, 'row_nnz: expected 3 items, the sum of sizes, got 1'),
@@ -332,6 +362,11 @@ def test_upstreams_save_refuses_a_sparse_data_set(tmp_path):
             'columns: expected at least 0 at position 1, got -2',
         ),
         ({'atoms': numpy.array([6, -6, 1])}, 'atoms: expected at least 0 at position 1, got -6'),
+        (
+            {'columns': numpy.array([0, 1, 5, 0])},
+            'columns: expected less than 2, relations times the nodes of the molecule, '
+            'at position 2, got 5',
+        ),
         (
             {'columns': numpy.array([0, 1, 1, 1])},
             'columns: expected less than 1, relations times the nodes of the molecule, '
@@ -388,12 +423,15 @@ GOOD = molecules((3, 2, 4))
 ATOMS, ADJ, LABEL = GOOD[0]
 
 
-def test_parts_whose_labels_have_other_dimensions_are_not_joined():
-    parts = [to_sparse([(ATOMS, ADJ, label)]).molecules for label in (LABEL[0], LABEL)]
+@pytest.mark.parametrize('n_dimensions', [0, 1, 2])
+def test_parts_whose_labels_have_other_dimensions_are_not_joined(n_dimensions):
+    one, other = (numpy.ones((2, 3, 2)[:n], 'f') for n in (n_dimensions, n_dimensions + 1))
+    parts = [to_sparse([(ATOMS, ADJ, label)]).molecules for label in (one, other)]
     message = (
         'expected the same relations, features and labels throughout, '
-        'got 1 relations, integer atoms of shape (n), labels of [0] dimensions '
-        'and 1 relations, integer atoms of shape (n), labels of [1] dimensions'
+        'got 1 relations, integer atoms of shape (n), labels of [%d] dimensions '
+        'and 1 relations, integer atoms of shape (n), labels of [%d] dimensions'
+        % (n_dimensions, n_dimensions + 1)
     )
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
         type(parts[0]).concatenate(parts)

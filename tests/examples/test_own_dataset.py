@@ -208,6 +208,59 @@ def test_numbers_out_of_range(capsys, option, message):
     assert capsys.readouterr().err.splitlines()[-1].endswith(': ' + message)
 
 
+@pytest.fixture
+def options(common):
+    """Function from the words of a command line to the options of a training."""
+
+    def parsed(*words):
+        from common import arguments
+
+        parser = arguments.make_parser('')
+        arguments.add_training_arguments(parser)
+        return vars(parser.parse_args(words))
+
+    return parsed
+
+
+@pytest.mark.parametrize(
+    'name, values',
+    [
+        ('seed', (0, 2**32 - 1)),
+        ('num_data', (-1, 0)),
+        ('padded_to', (1, 'largest', 'batch')),
+        ('learning_rate', (0.0, 1.0)),
+        ('train_data_ratio', (0.0, 1.0)),
+        ('batchsize', (1,)),
+        ('patience', (1,)),
+        ('epoch', (1,)),
+    ],
+)
+def test_numbers_at_the_ends_of_their_range(options, name, values):
+    option = '--' + name.replace('_', '-')
+    for value in values:
+        assert options(option, str(value))[name] == value
+
+
+def test_short_options(options):
+    """They are those of Chainer Chemistry's examples."""
+    words = '-m gin -c 2 -u 8 -e 3 -s 1 -r 0.5 -b 7 -d 0 -o folder'.split()
+    found = options(*words)
+    names = 'method', 'conv_layers', 'unit_num', 'epoch', 'seed', 'train_data_ratio'
+    assert [found[name] for name in names] == ['gin', 2, 8, 3, 1, 0.5]
+    assert [found[name] for name in ('batchsize', 'device', 'out')] == [7, '0', 'folder']
+
+
+def test_defaults(options):
+    """Numbers are those of Chainer Chemistry's example for QM9."""
+    assert options() == {
+        **{'conv_layers': 4, 'unit_num': 16, 'epoch': 20, 'seed': 777, 'batchsize': 32},
+        **{'train_data_ratio': 0.7, 'learning_rate': 0.001, 'num_data': -1, 'patience': None},
+        **{'method': 'rsgcn', 'layout': 'folded', 'padded_to': None},
+        **{'device': '-1', 'updater': 'auto', 'communicator': None, 'out': 'result'},
+        **dict.fromkeys(('force', 'resume', 'dense', 'skip_missing'), False),
+    }
+
+
 @pytest.mark.parametrize(
     'words', [[], ['--unit-num', '4'], ['--epoch', '1'], ['--data', 'result/failed.csv']]
 )
@@ -290,8 +343,6 @@ def test_a_run_that_was_stopped_twice_continues(folder):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # If a shell script runs the tests in the background, the signal would be ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while process.poll() is None and set(folder.glob('stopped/snapshot_*')) <= before:
             time.sleep(0.01)
@@ -474,7 +525,6 @@ def test_an_interrupt_at_any_moment_is_one_line(trained, tmp_path, script):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         # NumPy is imported after the module that replaces Python's own answer to an interrupt. The
         # time that Python needs until then depends on the machine.

@@ -155,6 +155,18 @@ def test_training_prints_its_cost(trained):
     )
 
 
+def test_the_time_of_a_step_is_that_of_an_epoch_by_its_steps(data, tmp_path, monkeypatch):
+    from common import training
+
+    seconds = itertools.count()
+    monkeypatch.setattr(training.StepTimer, '_now', lambda self: next(seconds))
+    options = ['--out', tmp_path, *ALPHA, '--num-data', 40, '--batchsize', 7]
+    text = run('train_qm9.py', *options)  # an epoch takes a second, and has four steps
+    result = json.loads((tmp_path / 'result.json').read_text())
+    assert result['milliseconds a step'] == {'median': 250, 'epochs': 1}
+    assert 'Time a step: 250.00 ms, median of 1 epochs ' in text
+
+
 def test_training_writes_what_it_did(trained):
     out, _ = trained
     result = json.loads((out / 'result.json').read_text())
@@ -542,6 +554,30 @@ def test_prediction_of_smiles_writes_no_file_unless_asked(trained, predict):
     assert 'Predictions: ' not in text
     assert "  --smiles 2: 'C1': RDKit cannot parse it\n" in text
     assert {path.name: path.read_bytes() for path in trained[0].iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    'layout, padded_to, is_told',
+    [
+        ('packed', None, False),
+        ('folded', 9, False),
+        ('folded', None, True),
+        ('padded', None, True),
+        ('dense', None, True),
+    ],
+)
+def test_predictions_that_depend_on_their_batch_are_said_to(
+    qm9_data, capsys, layout, padded_to, is_told
+):
+    from common import prediction
+
+    settings = {'layout': layout, 'padded_to': padded_to, 'method': 'rsgcn'}
+    prediction.from_smiles(['C'], settings, qm9_data.task_of(GAP))
+    note = (
+        'Note: as in Chainer Chemistry, a prediction may depend on the other molecules of its '
+        'batch; training with --padded-to largest avoids that\n'
+    )
+    assert capsys.readouterr().err == (note if is_told else '')
 
 
 @pytest.fixture

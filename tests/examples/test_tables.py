@@ -462,6 +462,16 @@ def test_the_mae_of_a_log_is_in_the_target_s_unit_only_if_there_is_one(data, lab
     assert float(model.metrics_fun['mae'](y, 0 * y).array) == expected
 
 
+@pytest.mark.parametrize(
+    'names, unit', [(['a'], ' [eV]'), (['b'], ''), (['a', 'b'], ' [standard deviations]')]
+)
+def test_the_axis_of_a_learning_curve_has_the_unit_of_the_mae(data, names, unit):
+    from common.tasks import Regression
+
+    _, (key, title) = Regression(names, {'a': 'eV'}).panels()
+    assert (key, title) == ('mae', 'mean absolute error' + unit)
+
+
 def test_a_label_may_have_dollar_signs(write, tmp_path):
     name = r'$\frac_T_g$'
     write(TABLE.replace('y,', name + ',', 1))

@@ -322,6 +322,16 @@ def test_parts_without_a_sparse_form(kind, arguments, name, part, message):
         sparse_link(kind, replaced(kind.upstream(*arguments), name, part))
 
 
+@pytest.mark.parametrize(
+    'activation, is_one', [(None, True), (functions.relu, True), (functions.tanh, False)]
+)
+def test_a_convolution_with_a_rectifier_or_none_is_one_node(activation, is_one):
+    h, adj = inputs('normalised')
+    h = chainer.Variable(h.reshape(10, 6))
+    y = links.RSGCNUpdate(6, 3)(h, BatchedCSR.from_dense(adj), activation=activation)
+    assert (y.rank == 1) == is_one
+
+
 def test_unknown_softmax_mode():
     with pytest.raises(ValueError, match="softmax_mode: expected .*'across', 'within'.*'over'"):
         links.RelGATUpdate(5, 4, softmax_mode='over')

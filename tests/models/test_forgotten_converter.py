@@ -171,6 +171,32 @@ def test_an_error_of_the_data_of_a_dense_model_stays():
         step.update()
 
 
+class Failing(OwnChain):
+    def forward(self, atoms, adj, t):
+        raise ValueError('an error of the user')
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda model: updater(model, OF_ONE_SIZE).update,
+        lambda model: Evaluator(SerialIterator(OF_ONE_SIZE, 4, repeat=False), model),
+    ],
+    ids=['updater', 'evaluator'],
+)
+def test_an_error_of_a_chain_of_ones_own_stays(make):
+    with pytest.raises(ValueError, match='^an error of the user$'):
+        make(Failing())()
+
+
+def test_an_error_of_a_function_of_ones_own_for_predict_stays():
+    def fail(*_):
+        raise ValueError('an error of the user')
+
+    with pytest.raises(ValueError, match='^an error of the user$'):
+        regressor().predict([example[:2] for example in OF_ONE_SIZE], preprocess_fn=fail)
+
+
 def test_a_chain_that_makes_sparse_batches_by_itself():
     updater(Converting(), converter=dense_concat_mols).update()
 

@@ -15,6 +15,7 @@ from chainer_chemistry.models.gin import GINSparse as DenseGINSparse
 
 from chainer_bspmm import concat_mols, CSRConverter, sparsify
 from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.links import GINUpdate
 from chainer_bspmm.models import GIN, layout_of
 from tests.support import draw_as_chainer, parity, relative_error
 from tests.support.graph_data import edge_lists, outcome
@@ -37,6 +38,30 @@ def test_node_embedding(device):
         assert relative_error(actual, expected) < 1e-5
         expected = numpy.concatenate([dense(*dense_concat_mols([e])).array[0] for e in examples])
         assert relative_error(model(*PACKED(examples, device)).array, expected) < 1e-5
+
+
+class Lowered(GINUpdate):
+    """A user's update, whose results may be negative."""
+
+    def _update(self, h, adj):
+        return super()._update(h, adj) - 1
+
+
+@pytest.mark.parametrize('n_updates', [1, 3])
+def test_features_of_nodes_are_rectified_after_all_updates_of_a_user_but_the_last(n_updates):
+    examples = [example[:2] for example in molecules((5, 1, 9), 'counted')]
+    atoms, adj = PACKED(examples)
+    model = GIN(
+        6, node_embedding=True, hidden_channels=6, n_update_layers=n_updates, dropout_ratio=0.0
+    )
+    model(atoms, adj)
+    for update in model.update_layers:
+        update.__class__ = Lowered
+    h = model.embed(atoms)
+    for i, update in enumerate(model.update_layers):
+        h = update(chainer.functions.relu(h) if i else h, adj)
+    y = model(atoms, adj).array
+    assert y.min() < 0 and relative_error(y, h.array) < 1e-5
 
 
 @pytest.mark.parametrize('ratio', [0.5, 0.1])
@@ -163,13 +188,18 @@ def test_gin_sparse_remembers_its_training_on_lists_of_edges():
             r'.*folded\), 4 x 4, 1 relation, 6 entries, ones on @numpy>',
         ),
         (
+            CSRConverter('padded')(to_sparse(edge_lists([3]))),
+            ValueError,
+            'adj: expected a packed batch, .* because GINSparse .* pads nothing, got .*padded.*>',
+        ),
+        (
             PACKED(to_sparse(edge_lists([3], 2), n_edge_types=2)),
             ValueError,
             'adj: expected a matrix of one relation, with a column for each node, got '
             '<BatchedCSR.*>',
         ),
     ],
-    ids=['graph data', 'folded', 'two relations'],
+    ids=['graph data', 'folded', 'padded', 'two relations'],
 )
 def test_inputs_that_gin_sparse_refuses(inputs, error, message):
     with pytest.raises(error, match=message):

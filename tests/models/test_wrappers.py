@@ -129,6 +129,26 @@ def test_degrees_of_nfp_that_count_are_those_of_the_model(method, n_degrees):
     assert relative_error(sparsify(model)(*concat_mols(examples)).array, expected) < 1e-5
 
 
+class Own(chainer.Link):
+    """A user's update, which takes what Chainer Chemistry's updates have in common."""
+
+    def __call__(self, h, adj):
+        return h + 1
+
+
+@pytest.mark.parametrize('max_degree', [5, 6])
+@pytest.mark.parametrize('method', ['NFP', 'NFP_GWM'])
+def test_updates_of_users_get_no_number_of_degrees_that_was_not_changed(method, max_degree):
+    examples = parity.examples_of(CASES[method])
+    model = sparsify(initialised(CASES[method].make(max_degree=max_degree), examples))
+    name = 'layers' if method == 'NFP' else 'update_layers'
+    n_layers = len(getattr(model, name))
+    delattr(model, name)
+    with model.init_scope():
+        setattr(model, name, chainer.ChainList(*[Own() for _ in range(n_layers)]))
+    assert numpy.isfinite(model(*concat_mols(examples)).array).all()
+
+
 SMILES = ['C', 'CC(=O)Oc1ccccc1C(=O)O', 'CN1C=NC2=C1C(=O)N(C)C(=O)N2C', 'CCO', 'c1ccccc1']
 
 
@@ -270,7 +290,7 @@ def test_labels_that_are_no_integers(labelled):
         model(atoms, adj, labels.astype('f'))
 
 
-@pytest.mark.parametrize('label', [-1, 40])
+@pytest.mark.parametrize('label', [-2, -1, 40, 41])
 def test_labels_out_of_range(labelled, label):
     model, atoms, adj, labels = labelled
     message = r'wle_array: expected labels in \[0, 40\), .*got %d' % label
@@ -290,6 +310,7 @@ def test_tied_update_of_relgat_that_cannot_take_its_own_result():
     ):
         sparsify(models.RelGAT.upstream(3, **options))
     models.RelGAT(3, n_update_layers=1, **options)
+    models.RelGAT(3, n_heads=1, **options)
 
 
 @pytest.mark.parametrize('model', [gwm.GGNN_GWM, gwm.GIN_GWM, wle.GGNN_CWLE, wle.RelGCN_GWLE])

@@ -79,6 +79,48 @@ def test_communicators_that_need_gpus(mpi, monkeypatch, name, message):
         create(name)
 
 
+def test_communicators_that_need_nccl(mpi, monkeypatch):
+    nccl = types.SimpleNamespace(_available=False)
+    monkeypatch.setitem(sys.modules, 'chainermn', types.SimpleNamespace(nccl=nccl))
+    monkeypatch.setattr(cuda, 'available', True)
+    message = (
+        "communicator_name: 'pure_nccl' needs NCCL, which CuPy does not find; the extras cuda12 "
+        'and cuda13 of chainer_bspmm bring it (nvidia-nccl-cu12, nvidia-nccl-cu13)'
+    )
+    with pytest.raises(RuntimeError, match='^%s$' % re.escape(message)):
+        create('pure_nccl')
+    nccl._available = True
+    with pytest.raises(pytest.fail.Exception, match='was created'):
+        create('pure_nccl')
+
+
+@pytest.mark.parametrize('number', range(4))
+@pytest.mark.parametrize('answer', [0, 1])
+def test_the_first_library_that_knows_decides_whether_mpi_sends_arrays_of_gpus(
+    mpi, monkeypatch, number, answer
+):
+    """The process may have loaded MPI itself, and mpi4py may contain it."""
+    asked = []
+
+    def load(name):
+        asked.append(name)
+        if len(asked) <= number:
+            if name is None:
+                return types.SimpleNamespace()  # the process has no function of this name
+            raise OSError('no such library')
+        return types.SimpleNamespace(MPIX_Query_cuda_support=lambda: answer)
+
+    monkeypatch.setattr(communicators.ctypes, 'CDLL', load)
+    assert communicators.knows_gpus() is (bool(answer) and number < 3)
+    assert asked == [None, 'libmpi.so.40', mpi.__file__][: number + 1]
+
+
+@pytest.mark.parametrize('size', ['', 'many'])
+def test_a_launcher_that_tells_no_number_has_started_one_process(mpi, monkeypatch, size):
+    monkeypatch.setenv('PMI_SIZE', size)
+    assert communicators.n_started() == (1, '')
+
+
 @pytest.mark.parametrize('variable', communicators.SIZES)
 def test_processes_that_another_mpirun_has_started(mpi, monkeypatch, variable):
     monkeypatch.delenv('SLURM_PTY_PORT', raising=False)

@@ -4,8 +4,10 @@ import functools
 import os
 import re
 import signal
+import socket
 import sys
 import time
+import types
 
 from chainer_bspmm import CSRConverter  # repairs Chainer before anything imports it
 import chainer
@@ -104,20 +106,90 @@ def test_a_rank_that_fails_ends_all(tmp_path, how, message):
             assert len([file[key] for key in file]) > 20
 
 
-def test_an_exit_that_was_caught_is_none(monkeypatch):
-    aborted, at_exit = [], []
+def test_other_ranks_wait_a_little_before_they_show_an_error(monkeypatch):
+    """An error of all ranks is shown by the first, which ends the others."""
+    waited = {}
+    monkeypatch.setattr(faults.time, 'sleep', lambda seconds: waited.update({comm.rank: seconds}))
+    monkeypatch.setattr(faults, '_world', lambda: comm)
+    for rank in range(100):
+        comm = types.SimpleNamespace(rank=rank)
+        faults._wait_for_lower_ranks()
+    assert list(waited) == list(range(1, 100))
+    assert min(waited.values()) >= 1 and max(waited.values()) <= 3
+    assert all(waited[rank] < waited[rank + 1] for rank in range(1, 20))
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """What happens once faults end all ranks: causes of the end, and functions at exit."""
+    found = types.SimpleNamespace(causes=[], at_exit=[])
     monkeypatch.setattr(faults, '_process', None)
-    monkeypatch.setattr(faults, '_abort', aborted.append)
+    monkeypatch.setattr(faults, '_abort', found.causes.append)
     monkeypatch.setattr(faults, '_wait_for_lower_ranks', lambda: None)
-    monkeypatch.setattr(faults.atexit, 'register', at_exit.append)
+    monkeypatch.setattr(faults.atexit, 'register', found.at_exit.append)
     for name in ('exit', 'excepthook'):
         monkeypatch.setattr(sys, name, getattr(sys, name))
+    return found
+
+
+def test_an_exit_that_was_caught_is_none(installed):
     faults.end_all_on_error()
     for status in (1, 0):
         with pytest.raises(SystemExit):
             sys.exit(status)
-        at_exit[0]()
-        assert aborted == ['exit status 1']
+        installed.at_exit[0]()
+        assert installed.causes == ['exit status 1']
+
+
+@pytest.mark.parametrize(
+    'status, causes',
+    [(3, ['exit status 3']), ('no more disk', ['exit status 1']), (0, []), (None, [])],
+)
+def test_an_exit_with_an_error_ends_all(installed, status, causes):
+    faults.end_all_on_error()
+    with pytest.raises(SystemExit) as end:
+        sys.exit(status)
+    installed.at_exit[0]()
+    assert end.value.code == status and installed.causes == causes
+
+
+@pytest.mark.parametrize('is_of_chainermn', [False, True])
+def test_an_error_is_shown_once_and_ends_all(installed, monkeypatch, is_of_chainermn):
+    """ChainerMN's own hook would end the ranks itself, without a word of who has failed."""
+    shown = []
+
+    def theirs(kind, value, traceback):
+        shown.append('theirs')
+
+    if is_of_chainermn:
+        theirs.__module__ = 'chainermn.global_except_hook'
+    monkeypatch.setattr(sys, '__excepthook__', lambda *_: shown.append("Python's"))
+    monkeypatch.setattr(sys, 'excepthook', theirs)
+    faults.end_all_on_error()
+    faults.end_all_on_error()  # for another communicator
+    sys.excepthook(KeyError, KeyError('N'), None)
+    assert shown == ["Python's" if is_of_chainermn else 'theirs']
+    assert installed.causes == ["KeyError: 'N'"] and len(installed.at_exit) == 1
+
+
+@pytest.mark.parametrize(
+    'is_child, is_finalized, is_ended', [(False, False, 1), (True, False, 0), (False, True, 0)]
+)
+def test_only_ranks_end_all(monkeypatch, capsys, is_child, is_finalized, is_ended):
+    """A process that a rank has started fails alone, and so does a rank without MPI."""
+    ended = []
+    world = types.SimpleNamespace(rank=2, size=3, Abort=ended.append)
+    mpi = types.SimpleNamespace(COMM_WORLD=world, Is_finalized=lambda: is_finalized)
+    monkeypatch.setitem(sys.modules, 'mpi4py', types.SimpleNamespace(MPI=mpi))
+    monkeypatch.setattr(faults, '_process', os.getpid() + is_child)
+    faults._abort('exit status 3')
+    assert ended == [1] * is_ended
+    message = 'chainer_bspmm: rank 2 of 3 on %s (process %d) has failed, all ranks end: %s\n' % (
+        socket.gethostname(),
+        os.getpid(),
+        'exit status 3',
+    )
+    assert capsys.readouterr().err == message * is_ended
 
 
 def train(folder, *runs):

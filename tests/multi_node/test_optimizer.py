@@ -182,6 +182,27 @@ def test_gradients_have_their_share_before_their_mean_is_taken(monkeypatch, shar
     assert found == [expected]
 
 
+@pytest.mark.parametrize('is_naive', [True, False])
+@pytest.mark.parametrize('xps', [[numpy], [numpy, 'cupy'], ['cupy']], ids=str)
+def test_gradients_of_one_dtype_are_one_message_if_naive_finds_all_on_the_host(
+    monkeypatch, is_naive, xps
+):
+    params = {
+        str(i): types.SimpleNamespace(grad=1, device=types.SimpleNamespace(xp=xp))
+        for i, xp in enumerate(xps)
+    }
+    target = types.SimpleNamespace(namedparams=lambda include_uninit: params.items())
+    taken = []
+    comm = types.SimpleNamespace(
+        size=2, multi_node_mean_grad=lambda link, zero_fill: taken.append("Chainer's")
+    )
+    monkeypatch.setattr(optimizer, '_is_naive', lambda comm: is_naive)
+    monkeypatch.setattr(optimizer, '_mean_on_host', lambda *_: taken.append('ours'))
+    of_rank = types.SimpleNamespace(communicator=comm, target=target)
+    optimizer.Weighted._mean(of_rank, 0.5, zero_fill=False)
+    assert taken == ['ours' if is_naive and xps == [numpy] else "Chainer's"]
+
+
 def test_naive_with_a_model_on_a_gpu(monkeypatch):
     device = types.SimpleNamespace(xp=cuda.cupy, name='@cupy:0')
     target = types.SimpleNamespace(params=lambda: [types.SimpleNamespace(device=device)])
@@ -432,6 +453,47 @@ def test_a_parameter_of_one_rank(has, rank):
     first, other = (one, none) if has == 0 else (none, one)
     expected = "model: expected the same on all ranks, parameter '/a' is on rank %d only" % rank
     assert start._difference(first, other, 3) == expected
+
+
+NARROW, WIDE = ((2,), 'float32'), ((3,), 'float32')
+
+
+@pytest.mark.parametrize(
+    'one, two, message',
+    [
+        (
+            ({'/a': NARROW}, {}, 0),
+            ({'/a': WIDE}, {}, 0),
+            "model: expected the same on all ranks, parameter '/a' is float32 of shape (2,) on "
+            'rank 0 and float32 of shape (3,) on rank 3',
+        ),
+        (
+            ({}, {'alpha': '0.1'}, 0),
+            ({}, {'alpha': '0.2'}, 0),
+            'optimizer: expected one alpha on all ranks, got 0.1 on rank 0 and 0.2 on rank 3',
+        ),
+        (
+            ({}, {}, 4),
+            ({}, {}, 7),
+            'optimizer: expected the same number of updates on all ranks, got 4 on rank 0 and 7 '
+            'on rank 3; load a snapshot on every rank',
+        ),
+    ],
+    ids=['shape', 'setting', 'updates'],
+)
+def test_a_difference_is_found_on_whichever_rank_more_is(one, two, message):
+    assert start._difference(one, two, 3) == message
+    assert start._difference(two, one, 3) is not None
+    assert start._difference(one, one, 3) is None
+
+
+@pytest.mark.parametrize('has_first', [True, False])
+def test_a_parameter_that_only_one_rank_has_made_is_no_difference(has_first):
+    """It is sent to the others."""
+    made = {'/a': NARROW}, {}, 0
+    lazy = {'/a': None}, {}, 0
+    first, other = (made, lazy) if has_first else (lazy, made)
+    assert start._difference(first, other, 1) is None
 
 
 @needs_mpi

@@ -29,6 +29,13 @@ def test_loss_that_raises_leaves_no_weight(monkeypatch):
     assert [array[0] for array in added] == [5, 1]
 
 
+def test_a_batch_of_no_molecules_has_the_weight_of_one(monkeypatch):
+    """The gradient is divided by the weight."""
+    monkeypatch.setattr(statistics.AllRanks, 'sum', lambda self, x: x)
+    with statistics.weighted_by(0):
+        assert of_ranks(2).sum_of_gradients(numpy.ones(2)).tolist() == [1, 1]
+
+
 def test_step_adds_up_on_the_device(monkeypatch):
     sums = types.SimpleNamespace(sum=lambda array: 3 * array)
     monkeypatch.setattr(step, 'current', lambda: types.SimpleNamespace(peer_sums=sums))

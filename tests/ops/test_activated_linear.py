@@ -242,7 +242,7 @@ def test_gradients_with_dropout(xp):
     check_gradients(function, *inputs(xp, 20, 5, 4, 'float64'))
 
 
-@pytest.mark.parametrize('ratio', [1.0, -0.1])
+@pytest.mark.parametrize('ratio', [1.0, 1.5, -0.1, numpy.nan])
 def test_dropout_ratio_out_of_range(ratio):
     with pytest.raises(
         ValueError, match='dropout_ratio: expected at least 0 and below 1, got %s' % ratio

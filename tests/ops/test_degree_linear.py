@@ -234,6 +234,7 @@ def test_expand(gpu, dtype, shape):
             r'x: expected shape \(11, n_in\), .* got \(1, 11, 2\)',
         ),
         ((11, 2), [(3, 2)] * 4, [(3,)] * 5, 'biases: expected one for each of 4 weights, got 5'),
+        ((11, 2), [(3, 2)] * 4, [(3,)] * 3, 'biases: expected one for each of 4 weights, got 3'),
         ((11, 2), [], [], 'weights: expected at least one, got none'),
         (
             (11, 3),

@@ -12,7 +12,7 @@ from chainer.functions.noise.dropout import Dropout
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda.step import current, Step, under_way
 from chainer_bspmm.ops.dropout import draw_kept, dropout_forward, dropout_mask_forward
-from chainer_bspmm.ops.dropout import relu_dropout_forward, step_dropout
+from chainer_bspmm.ops.dropout import dropout_relu, relu_dropout_forward, step_dropout
 from chainer_bspmm.ops.relation_attention import relation_attention
 from tests.emulation.kernel_cases import integers, TERM
 from tests.support import assert_exact, device_of, DTYPES, features, random_matrix, reference
@@ -107,6 +107,17 @@ def test_numpys_seed_decides_outside_of_a_step(ratio):
     assert draw_kept((0, 3), ratio).shape == (0, 3)
 
 
+@pytest.mark.parametrize('low, high', [(1, 3), (64, 65), (128, 255)])
+def test_draws_for_ratios_that_a_byte_expresses_are_alike(low, high):
+    """They take a quarter of the random numbers, and a larger ratio drops what a smaller one does.
+
+    Draws for a ratio that needs more digits have nothing in common with them.
+    """
+    few, more, other = (outside_of_a_step(n / 256) for n in (low, high, high + 0.5))
+    assert not (more & ~few).any()
+    assert (other & ~few).any()
+
+
 @pytest.mark.parametrize('distance', [1, 2, 3, 4, 5, 64, 256])
 def test_elements_are_independent(distance):
     kept = outside_of_a_step(0.5)
@@ -196,6 +207,15 @@ def test_ratios_at_the_limits(place, ratio, expected):
     x = numpy.ones(1000, 'd')
     _, (mask, _) = run(dropout_forward, place, x, ratio, DRAWS[3])
     assert (mask == expected).all()
+
+
+@pytest.mark.parametrize('word', [2**32 - 2, 2**32 - 1])
+def test_at_the_largest_ratio_the_largest_random_number_alone_keeps_an_element(monkeypatch, word):
+    words = 'chainer_bspmm.ops.dropout._random_words'
+    monkeypatch.setattr(words, lambda size, *_: numpy.full(size, word))
+    counter = numpy.zeros(1, numpy.uint64)
+    mask = dropout_mask_forward(3, numpy.dtype('d'), 1 - 2**-40, 1, 2, counter)
+    assert mask.any() == (word == 2**32 - 1)
 
 
 @pytest.mark.parametrize('shape', [(0, 5), (3, 0)])
@@ -309,6 +329,18 @@ def test_attention(xp):
         numpy.testing.assert_array_equal(mask, factors(mask.shape, 0.4, stream, 'd'))
         assert 0 < (mask > 0).sum() < mask.size
     check_gradients(function, *given)
+
+
+@pytest.mark.parametrize('ratio', [0.25, 0.3])
+def test_rectified_outside_of_a_step(ratio):
+    x = numpy.linspace(-2, 2, 1001, dtype='f').reshape(143, 7)
+    x[0, 0] = numpy.nan
+    y = x.copy()
+    dropout_relu(y, ratio)
+    rectified = numpy.maximum(x, 0) * numpy.float32(1 / (1 - ratio))
+    is_kept = y != 0  # also where NaN stays
+    numpy.testing.assert_array_equal(y, numpy.where(is_kept, rectified, 0))
+    assert 0 < is_kept[x > 0].mean() < 1
 
 
 def test_what_does_not_fit():

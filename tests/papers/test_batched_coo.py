@@ -91,6 +91,7 @@ def test_from_raw_arrays(xp):
 def test_no_graphs(xp):
     empty = BatchedCOO(xp.zeros((0, 2), 'i'), xp.array([0]), xp.array([0]))
     assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
+    assert (empty.max_cols, empty.max_nnz) == (0, 0)
     assert empty.to_csr().n_graphs == 0
 
 

@@ -112,6 +112,7 @@ def test_from_raw_arrays(xp):
 def test_no_graphs(xp):
     empty = BatchedCSR(xp.array([0]), xp.array([], 'i'), xp.array([0]))
     assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
+    assert (empty.max_cols, empty.max_nnz) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -356,6 +357,8 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
         ),
         ({'indptr': [1, 2, 3, 4]}, 'indptr: expected to start at 0, got 1'),
         ({'indptr': [0, 2, 3, 5]}, r'indptr: expected to end at 4 \(.*non-zeros.*\), got 5'),
+        ({'indptr': [0, 2, 3, 3]}, r'indptr: expected to end at 4 \(.*non-zeros.*\), got 3'),
+        ({'indptr': [-1, 2, 3, 4]}, 'indptr: expected to start at 0, got -1'),
         ({'indptr': [0, 2, 4]}, r'row_offsets: expected to end at 2 \(.*rows.*\), got 3'),
         ({'indptr': []}, r'indptr: expected n_rows \+ 1 entries, got none'),
         (
@@ -367,10 +370,15 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
             r'indices: graph 0, row 0: expected a column in \[0, 2\), .* got 2 \(entry 1\)',
         ),
         (
+            {'indices': [0, 1, 4, 2]},
+            r'indices: graph 0, row 1: expected a column in \[0, 2\), .* got 4 \(entry 2\)',
+        ),
+        (
             {'indices': [0, 1, 1, 3]},
             r'indices: graph 1, row 2: expected a column in \[2, 3\), .* got 3 \(entry 3\)',
         ),
         ({'row_offsets': [0, 2]}, 'row_offsets: expected to end at 3 .*, got 2'),
+        ({'row_offsets': [0, 2, 5]}, 'row_offsets: expected to end at 3 .*, got 5'),
         ({'row_offsets': [1, 3]}, 'row_offsets: expected to start at 0, got 1'),
         (
             {'row_offsets': [0, 3, 2, 3]},
@@ -399,6 +407,7 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
         ),
         ({'layout': 'ragged'}, "layout: expected one of 'packed', 'padded', got 'ragged'"),
         ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
+        ({'n_relations': -2}, 'n_relations: expected at least 1, got -2'),
         (
             {'n_relations': 2, 'col_offsets': [0, 3, 6]},
             'col_offsets: expected multiples of n_relations = 2, got 3',
@@ -505,6 +514,17 @@ def ones(*shape):
             ValueError,
             r'matrices\[1\]: expected 1 relations as in matrices\[0\], got 2',
         ),
+        (
+            [[scipy.sparse.eye(2)] * 3, [scipy.sparse.eye(2)] * 2],
+            ValueError,
+            r'matrices\[1\]: expected 3 relations as in matrices\[0\], got 2',
+        ),
+        ([[]], ValueError, r'matrices\[0\]: expected at least one relation, got none'),
+        (
+            [scipy.sparse.eye(2), []],
+            ValueError,
+            r'matrices\[1\]: expected at least one relation, got none',
+        ),
     ],
 )
 def test_bad_matrices(given, error, message):
@@ -524,14 +544,16 @@ def test_bad_matrices(given, error, message):
             r'n_nodes: expected 1 integers, one for each graph, got int64 \(2,\)',
         ),
         (ones(1, 2, 2), [3], r'n_nodes\[0\]: expected 0 to 2, got 3'),
+        (ones(2, 2, 2), [2, 5], r'n_nodes\[1\]: expected 0 to 2, got 5'),
+        (ones(1, 2, 2), [-1], r'n_nodes\[0\]: expected 0 to 2, got -1'),
         (ones(1, 2, 2), [1], r'adj\[0\]: expected zeros outside of its 1 nodes, got other values'),
         (
-            numpy.triu(ones(1, 2, 2), 1),
+            numpy.triu(-ones(1, 2, 2), 1),
             [1],
             r'adj\[0\]: expected zeros outside of its 1 nodes, got other values',
         ),
         (
-            numpy.tril(ones(1, 2, 2), -1),
+            numpy.tril(-ones(1, 2, 2), -1),
             [1],
             r'adj\[0\]: expected zeros outside of its 1 nodes, got other values',
         ),

@@ -137,6 +137,7 @@ def test_what_has_other_rows_has_none(xp, n_relations):
             "padded_to: expected None with layout='padded', got 5; it goes with 'folded'",
         ),
         ('folded', 0, ValueError, 'padded_to: expected at least 1, got 0'),
+        ('folded', -2, ValueError, 'padded_to: expected at least 1, got -2'),
         ('folded', 2.0, TypeError, r'padded_to: expected an int, got 2\.0'),
         ('folded', True, TypeError, 'padded_to: expected an int, got True'),
         (

@@ -120,6 +120,31 @@ def test_scipy_matrix(pair):
     assert (scipy_matrix[: adj.n_rows, : adj.n_cols] != adj.to_scipy()).nnz == 0
 
 
+OTHER_THAN_NUMPY = types.SimpleNamespace(**vars(numpy))  # functions take CuPy's way with it
+
+
+@pytest.mark.parametrize('name, spare', PAIRS, ids=str)
+def test_rows_of_entries_as_a_gpu_finds_them(name, spare):
+    """Each entry searches its row. NumPy repeats the number of each row, which is faster there."""
+    spare_rows, spare_nnz = spare
+    adj = with_spare(BATCHES[name], spare_rows, spare_nnz, numpy)
+    rows = build.entry_rows(OTHER_THAN_NUMPY, adj.indptr, adj.nnz, has_spare=True)
+    assert rows.dtype == numpy.int32
+    numpy.testing.assert_array_equal(rows, adj.entry_rows())
+
+
+@pytest.mark.parametrize('name, spare', PAIRS, ids=str)
+def test_transpose_as_a_gpu_sorts_it(name, spare):
+    """Keys of all entries are sorted. On a host SciPy counts them, which is faster there."""
+    spare_rows, spare_nnz = spare
+    adj = with_spare(BATCHES[name], spare_rows, spare_nnz, numpy)
+    arrays = adj.indptr, adj.indices, adj.n_cols, True
+    found = build.transpose(OTHER_THAN_NUMPY, *arrays)
+    for actual, expected in zip(found, build.transpose(numpy, *arrays), strict=True):
+        assert actual.dtype == numpy.int32
+        numpy.testing.assert_array_equal(actual, expected)
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_transpose_that_sorts(name, xp):
     """Graphs that are too large for a block are transposed by sorting."""

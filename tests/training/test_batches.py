@@ -381,6 +381,50 @@ def test_a_converter_of_a_user_that_leaves_out_a_column_of_atoms():
     assert [array.shape for array in batch._rows[2]] == [(6,)]
 
 
+SIX = [(numpy.full(n, 6, 'i'), numpy.ones((n, n), 'f'), numpy.ones(2, 'f')) for n in (3, 1) * 3]
+A_TUPLE = (
+    'converter: expected a tuple (atoms, BatchedCSR, label...), as chainer_bspmm.concat_mols makes '
+    'it, got '
+)
+ROWS = 'converter: expected a row for each of %s in output %d, got shape %s'
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda atoms, adj, t: [atoms, adj, t], A_TUPLE + 'list'),
+        (lambda atoms, adj, t: (adj,), A_TUPLE + '(BatchedCSR)'),
+        (lambda atoms, adj, t: (atoms, t, adj), A_TUPLE + '(ndarray, ndarray, BatchedCSR)'),
+        (
+            lambda atoms, adj, t: (atoms, adj, t.tolist()),
+            'converter: expected arrays on the host for device=None, got list',
+        ),
+        (
+            lambda atoms, adj, t: (atoms, adj, t.astype(str)),
+            'converter: expected numbers, got names (<U32); leave the column out',
+        ),
+        (lambda atoms, adj, t: (atoms[1:], adj, t), ROWS % ('12 atoms', 0, '(11,)')),
+        (lambda atoms, adj, t: (numpy.append(atoms, 1), adj, t), ROWS % ('12 atoms', 0, '(13,)')),
+        (lambda atoms, adj, t: (atoms, adj, t[:5]), ROWS % ('6 molecules', 2, '(5, 2)')),
+        (lambda atoms, adj, t: (atoms, adj, t, t[[0] * 7]), ROWS % ('6 molecules', 3, '(7, 2)')),
+        (lambda atoms, adj, t: (atoms, adj, atoms), ROWS % ('6 molecules', 2, '(12,)')),
+        (
+            lambda atoms, adj, t: (atoms, adj, t[0, 0]),
+            'converter: expected arrays on the host for device=None, got float32',
+        ),
+        (lambda atoms, adj, t: (atoms, adj, numpy.array(1.0)), ROWS % ('6 molecules', 2, '()')),
+    ],
+)
+def test_what_is_no_sparse_batch(change, message):
+    def convert(batch, device=None):
+        return change(*CSRConverter('packed')(batch, device))
+
+    conversion = batches.Conversion(SIX, convert, HOST)
+    with pytest.raises(batches.NoSparseBatch) as error:
+        batches.batch_of(conversion)
+    assert str(error.value) == message
+
+
 class Example(NamedTuple):
     x: Any
     y: Any

@@ -3,7 +3,9 @@
 import itertools
 import os
 import re
+import types
 import warnings
+from typing import Any
 
 import numpy
 import pytest
@@ -16,6 +18,7 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.dataset import DeviceDataset, smiles as parsing, to_sparse, workers
+from chainer_bspmm.dataset.batch_form import Capacity
 from chainer_bspmm.training import captured_predict, prediction, StepDiffers
 from tests.support import relative_error
 from tests.support.processes import forked_processes, is_gone
@@ -390,6 +393,17 @@ def test_what_is_compared():
     assert 'float32 of shape (200,) instead of' in prediction._difference(values, classes, model)
 
 
+@pytest.mark.parametrize(
+    'names, difference',
+    [('y', None), ('yz', "['y', 'z'] instead of ['y']"), ('', "[] instead of ['y']")],
+)
+def test_values_have_the_same_names(names, difference):
+    work: Any = types.SimpleNamespace(_model=chainer.Chain())
+    actual = {name: numpy.ones(3, 'f') for name in names}
+    expected = {'y': numpy.ones(3, 'f')}
+    assert prediction.Prediction.difference(work, actual, expected) == difference
+
+
 @pytest.mark.parametrize('n_processes', (None, 2))
 def test_smiles(device, prediction_graphs, n_processes):
     pytest.importorskip('rdkit')
@@ -597,6 +611,12 @@ def test_no_molecules(device, prediction_graphs):
         ),
         ({'data': 5, 'method': 'rsgcn'}, 'data: expected an iterable of SMILES, got int'),
         ({'model': 1}, 'model: expected a chainer.Link, got int'),
+        ({'data': 7, 'method': 'rsgcn'}, 'data: expected an iterable of SMILES, got int'),
+        ({'data': ['C']}, 'data: expected a data set, or method= to go with SMILES, got list'),
+        (
+            {'data': iter(['C'])},
+            'data: expected a data set, or method= to go with SMILES, got list_iterator',
+        ),
     ],
 )
 def test_wrong_arguments(arguments, message):
@@ -604,6 +624,13 @@ def test_wrong_arguments(arguments, message):
     arguments = {'model': model_of(HOST), 'data': molecules(4), **arguments}
     with pytest.raises(TypeError, match='^%s$' % re.escape(message)):
         captured_predict(**arguments)
+
+
+@pytest.mark.parametrize('name', ['batch_size', 'n_inputs', 'n_processes'])
+def test_numbers_below_one(name):
+    data = {'data': ['C'], 'method': 'rsgcn'} if name == 'n_processes' else {'data': molecules(4)}
+    with pytest.raises(ValueError, match='^%s: expected at least 1, got 0$' % name):
+        captured_predict(model_of(HOST), **data, **{name: 0})
 
 
 @pytest.mark.parametrize(
@@ -698,3 +725,19 @@ def test_a_prediction_that_changes(device, prediction_graphs, changes_at):
     else:
         with pytest.raises(StepDiffers, match='^%s$' % differs):
             collect()
+
+
+@pytest.mark.parametrize(
+    'is_known, layout, has_room',
+    [(False, 'packed', True), (False, 'folded', True), (True, 'folded', False)]
+    + [(True, 'padded', True)],
+)
+def test_buffers_have_room_for_larger_molecules_if_sizes_are_not_known(is_known, layout, has_room):
+    """A dense example, and a padded one, may be larger than those of the first batch."""
+    examples = molecules(4)
+    predictor = prediction.Predictor(model_of(HOST), None, chainer_bspmm.concat_mols, 2, examples)
+    need = Capacity(rows=10, entries=20, max_rows=5, max_entries=8, max_atom_id=7)
+    batch: Any = types.SimpleNamespace(need=need, form=types.SimpleNamespace(layout=layout))
+    larger = need._replace(max_rows=8, max_entries=16)
+    found = predictor._need(to_sparse(examples) if is_known else examples, batch)
+    assert found == (larger if has_room else need)

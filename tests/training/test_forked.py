@@ -5,7 +5,7 @@ import gc
 import itertools
 import logging
 import mmap
-import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import signal
@@ -124,11 +124,14 @@ def test_a_lock_that_another_thread_holds(monkeypatch):
     assert str(raised.value) == expected
 
 
-def test_no_process_can_be_forked(monkeypatch):
-    def refuse():
+@pytest.mark.parametrize(
+    'module, name', [(os, 'fork'), (multiprocessing.connection, 'Pipe')], ids=['fork', 'pipe']
+)
+def test_no_process_can_be_forked(monkeypatch, module, name):
+    def refuse(**_):
         raise OSError(12, 'no memory')
 
-    monkeypatch.setattr(os, 'fork', refuse)
+    monkeypatch.setattr(module, name, refuse)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with pytest.raises(NoResult) as raised:
         run_forked(int)

@@ -1,6 +1,8 @@
 """`FusedUpdate`: refusals, the numbers that it sends, its launches against Chainer's updates."""
 
+import re
 import sys
+import types
 
 import numpy
 import pytest
@@ -305,6 +307,30 @@ def interrupted(function, n):
     finally:
         sys.settrace(before)
     return False
+
+
+@pytest.mark.parametrize(
+    'state, got',
+    [
+        (None, 'NoneType, None of shape None'),
+        (numpy.zeros((2, 2), 'f'), 'ndarray, float32 of shape (2, 2)'),
+        (numpy.zeros((2, 4), 'f'), 'ndarray, float32 of shape (2, 4)'),
+        (numpy.zeros((2, 3), 'd'), 'ndarray, float64 of shape (2, 3)'),
+        (numpy.zeros((2, 3), 'e'), 'ndarray, float16 of shape (2, 3)'),
+        (numpy.zeros((3, 2), 'f').T, 'ndarray, float32 of shape (2, 3)'),
+    ],
+)
+def test_a_state_that_a_launch_cannot_take(state, got):
+    """A user's code, or a snapshot of another model, may have put it there."""
+    param = chainer.Parameter(numpy.ones((2, 3), 'f'), name='W')
+    rule = types.SimpleNamespace(state={'m': numpy.zeros((2, 3), 'f'), 'v': state})
+    assert fused_update._state(rule, 'm', param) is rule.state['m']
+    message = (
+        "state 'v' of a parameter 'W': expected a C-contiguous array on its device, float32 of "
+        'shape (2, 3), got ' + got
+    )
+    with pytest.raises(RuntimeError, match='^%s$' % re.escape(message)):
+        fused_update._state(rule, 'v', param)
 
 
 def test_an_interrupt_while_counting():

@@ -503,6 +503,8 @@ def test_arguments_by_position():
         ('on_difference', 'ignore', ValueError, "one of 'warn', 'raise', got 'ignore'"),
         ('check_every', 0, ValueError, 'at least 1, got 0'),
         ('check_every', 2.5, TypeError, 'an int, got 2.5'),
+        ('seed', 2**64, ValueError, 'at least 0 and below 2**63, got 18446744073709551616'),
+        ('seed', -2, ValueError, 'at least 0 and below 2**63, got -2'),
         ('seed', -1, ValueError, 'at least 0 and below 2**63, got -1'),
         ('seed', 2**63, ValueError, 'at least 0 and below 2**63, got 9223372036854775808'),
         ('seed', 1.5, TypeError, 'an integer or None, got 1.5'),

@@ -177,6 +177,11 @@ def test_default_extensions(tmp_path):
             'train_mask: expected node indices in [0, 80), got 80',
         ),
         (
+            {'train_mask': numpy.array([3, 82, 79])},
+            ValueError,
+            'train_mask: expected node indices in [0, 80), got 82',
+        ),
+        (
             {'train_mask': numpy.array([-1, 3])},
             ValueError,
             'train_mask: expected node indices in [0, 80), got -1',

@@ -169,3 +169,14 @@ def test_all_give_up_where_one_has_to(runtime, fails):
     assert len(comm.told) == 3
     # Other ranks may have mapped this rank's memory until all have reached the barrier.
     assert runtime.events == ['unmap'] * len(runtime.opened) + ['barrier', 'free']
+
+
+@pytest.mark.parametrize('n_ranks', [2, 3, 8])
+def test_parts_of_the_memory_do_not_overlap(n_ranks):
+    """Every rank writes 8 bytes for 32 bits of an element, in two places by turns."""
+    vectors = [(1, DTYPE), (700, numpy.dtype('d')), (3, numpy.dtype('e'))]
+    starts = peer_memory._starts(n_ranks, 1000, DTYPE, vectors)
+    sizes = [2 * n_ranks * 8 * n_words for n_words in (1000, 1, 1400, 3)]
+    assert starts[0] == 0 and len(starts) == 5
+    for start, end, size in zip(starts, starts[1:], sizes):
+        assert start % 16 == 0 and size <= end - start < size + 256

@@ -1619,6 +1619,29 @@ def test_what_a_library_makes_in_each_step_is_not_followed(kind):
     assert model.metrics and not reach.follows(model.metrics)
 
 
+class OnlySlots:
+    __slots__ = ('n',)
+
+
+class SlotsAndWeakReferences:
+    __slots__ = ('n', '__weakref__')
+
+
+class SlotsAndDict:
+    __slots__ = ('n', '__dict__')
+
+
+@pytest.mark.parametrize('kind', [OnlySlots, SlotsAndWeakReferences, SlotsAndDict, Schedule])
+def test_attributes_of_a_librarys_object_are_watched_if_it_has_no_other_state(monkeypatch, kind):
+    thing = kind()
+    thing.n = 0
+    monkeypatch.setattr(kind, '__module__', 'numpy.of_library')
+    reach = Reach(lambda: thing.n)
+    before = moment(reach)
+    thing.n = 1
+    assert difference(reach, before) == ['the attribute n of ' + kind.__name__]
+
+
 def test_links_by_id():
     model = Many()
     assert Reach(model).links == {id(model): model, id(model.linear): model.linear}

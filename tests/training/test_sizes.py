@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from chainer_bspmm.dataset.batch_form import Capacity, needs
-from chainer_bspmm.training.sizes import Capacities, STEP
+from chainer_bspmm.training.sizes import Capacities, round_up, STEP
 
 
 def holds(capacity, need):
@@ -52,6 +52,19 @@ def test_sizes_at_the_edges():
     empty = numpy.zeros(0, int)
     capacities = Capacities(8, empty, empty, needs(empty, empty, 0))
     assert capacities.of(Capacity(0, 0, 0, 0, 0)).rows == STEP
+
+
+@pytest.mark.parametrize(
+    'number, rounded', [(-1, 64), (0, 64), (1, 64), (64, 64), (64.2, 128), (65, 128), (129, 192)]
+)
+def test_sizes_are_rounded_up(number, rounded):
+    assert round_up(number) == rounded
+
+
+def test_a_size_for_a_batch_has_a_tenth_to_spare():
+    need = Capacity(rows=5002, entries=115, max_rows=305, max_entries=25, max_atom_id=7)
+    expected = Capacity(rows=5504, entries=128, max_rows=336, max_entries=28, max_atom_id=7)
+    assert Capacities(8).of(need) == expected
 
 
 @pytest.mark.parametrize('known', [False, True])

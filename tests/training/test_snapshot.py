@@ -278,3 +278,28 @@ def test_a_second_run_may_draw_other_numbers(taken):
     before.restore(with_numbers=False)
     assert contents(owner) == expected
     assert owner() != first
+
+
+SIX = numpy.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    'actual, expected, are_same',
+    [
+        (SIX, SIX.copy(), True),
+        (SIX.reshape(2, 3).T, numpy.array([[0.0, 3], [1, 4], [2, 5]]), True),
+        (numpy.array(numpy.nan), numpy.array(numpy.nan), True),
+        (numpy.array(['a', 'bc']), numpy.array(['a', 'bc']), True),
+        (numpy.array([1 + 2j]), numpy.array([1 + 2j]), True),
+        (SIX, SIX[:5], False),
+        (SIX.reshape(2, 3), SIX.reshape(3, 2), False),
+        (SIX.reshape(3, 2), SIX.reshape(2, 3), False),
+        (SIX, SIX.astype('f'), False),
+        (SIX, SIX.tolist(), False),
+        (numpy.array([0.0]), numpy.array([-0.0]), False),
+        (numpy.array(['a', 'bc']), numpy.array(['a', 'bd']), False),
+        (numpy.array([1 + 2j]), numpy.array([1 - 2j]), False),
+    ],
+)
+def test_arrays_with_the_same_bits(actual, expected, are_same):
+    assert snapshot.has_same_bits(actual, expected) is are_same
