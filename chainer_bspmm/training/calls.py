@@ -113,27 +113,54 @@ class _Notes:
 
     def found(self):
         """Return weak references to the functions and the objects."""
-        # A frame refers to its code, but not to its function. To look for one takes as long as a
-        # collection of garbage, so it is not done for the models of a library.
-        functions = self._functions()
-        if gc.get_freeze_count() and {each.__code__ for each in functions} < self._user_codes():
-            # Others may be among the objects that a user has frozen, which are not searched. What
-            # was made since then gets frozen, too.
+        codes = {code for (code, _), is_of_user in self._codes.items() if is_of_user}
+        functions = [
+            function
+            for namespace in {id(each): each for each in self._globals}.values()
+            for function in _named_functions(namespace)
+            if self._is_called(function)
+        ]
+        left = codes - {function.__code__ for function in functions}
+        # A frame refers to its code, but not to its function. To look for the others takes as long
+        # as a collection of garbage.
+        others = self._referring(left)
+        if gc.get_freeze_count() and {each.__code__ for each in others} < left:
+            # Some may be among the objects that a user has frozen, which are not searched. What was
+            # made since then gets frozen, too.
             gc.unfreeze()
             try:
-                functions = self._functions()
+                others = self._referring(left)
             finally:
                 gc.freeze()
-        return [*map(weakref.ref, functions), *self._owners.values()]
+        return [*map(weakref.ref, functions + others), *self._owners.values()]
 
-    def _user_codes(self):
-        return {code for (code, _), is_of_user in self._codes.items() if is_of_user}
-
-    def _functions(self):
-        codes = self._user_codes()
+    def _referring(self, codes):
         return [
             each
             for each in (gc.get_referrers(*codes) if codes else ())
-            if type(each) is types.FunctionType
-            and self._codes.get((each.__code__, id(each.__globals__)))
+            if type(each) is types.FunctionType and self._is_called(each)
         ]
+
+    def _is_called(self, function):
+        return self._codes.get((function.__code__, id(function.__globals__)), False)
+
+
+def _named_functions(namespace):
+    """Yield the functions of a module and of its classes that were made once.
+
+    A function within another one may have been made more than once, with other variables. So may
+    the function of a decorator, which has the name of a function that it decorates.
+    """
+    read = type.__getattribute__  # no metaclass of a user's is asked
+    for value in list(namespace.values()):
+        is_class = issubclass(type(value), type)
+        if is_class and read(value, '__module__') == namespace.get('__name__'):
+            values = list(read(value, '__dict__').values())
+        else:
+            values = [value]
+        for each in values:
+            if type(each) in (staticmethod, classmethod):
+                each = each.__func__
+            if type(each) is types.FunctionType and '<locals>' not in each.__qualname__:
+                if not each.__code__.co_freevars:
+                    yield each

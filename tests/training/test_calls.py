@@ -1,5 +1,6 @@
 """Functions that a user's loss calls, noted in the first step, before anything is tried out."""
 
+import functools
 import gc
 import sys
 import types
@@ -57,6 +58,38 @@ def test_functions_that_a_loss_calls():
     step(link)
     names = {each.__name__ for each in called(link) if isinstance(each, types.FunctionType)}
     assert names == {'forward', 'kind', 'loss_of_squares'}
+
+
+def scaled(factor):
+    """Return a decorator; all its functions have one code."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def inner(*args):
+            return function(*args) * factor
+
+        return inner
+
+    return decorate
+
+
+@scaled(2)
+def doubled(x):
+    return x
+
+
+def test_all_functions_of_a_decorator_are_found():
+    tripled = scaled(3)(doubled)
+
+    def loss(link):
+        return tripled(link.w)
+
+    link = Chosen()
+    optimizer = chainer.optimizers.SGD(0.1).setup(link)
+    with noting(link):
+        optimizer.update(loss, link)
+    found = set(map(id, called(link)))
+    assert {id(loss), id(tripled), id(doubled), id(doubled.__wrapped__)} <= found
 
 
 def test_objects_whose_methods_are_called():
