@@ -79,7 +79,8 @@ class _Notes:
         # (code, id of the globals that it ran with) -> whether it is a user's. Equal code with
         # other globals belongs to another module, such as an earlier import of the same file.
         self._codes: dict[tuple[types.CodeType, int], bool] = {}
-        self._globals: list[dict] = []  # kept, so that no other dict gets the same id
+        # The globals by their id. They are kept, so that no other dict gets the same id.
+        self._globals: dict[int, dict] = {}
         self._owners: dict[int, weakref.ref] = {}
 
     def note(self, frame, event, argument):
@@ -98,7 +99,7 @@ class _Notes:
         if key not in self._codes:
             is_called = code not in self._callbacks
             self._codes[key] = is_called and is_of_user(frame.f_globals.get('__name__'))
-            self._globals.append(frame.f_globals)
+            self._globals[id(frame.f_globals)] = frame.f_globals
         if self._codes[key] and code.co_argcount:
             # Some classes allow no weak references, and a metaclass may raise anything.
             with contextlib.suppress(Exception):
@@ -116,7 +117,7 @@ class _Notes:
         codes = {code for (code, _), is_of_user in self._codes.items() if is_of_user}
         functions = [
             function
-            for namespace in {id(each): each for each in self._globals}.values()
+            for namespace in self._globals.values()
             for function in _named_functions(namespace)
             if self._is_called(function)
         ]

@@ -21,6 +21,7 @@ from chainer_bspmm.training.work import as_arrays, spare_tolerance, Work
 # Differences of losses and reported numbers are divided by at least this: smaller values may be
 # differences of large terms.
 FLOOR = 1e-2
+OTHERS = 'the loss gives a gradient to a parameter %s of shape %s, which another optimizer trains'
 
 
 class TrainingStep(Work):
@@ -167,11 +168,7 @@ def _refuse_others_gradients(params):
     """
     for param in params:
         if param.update_rule is not None and param.grad is not None:
-            text = (
-                'the loss gives a gradient to a parameter %s of shape %s, which another optimizer '
-            )
-            text += 'trains'
-            raise CannotCapture(text % (param.name, param.shape))
+            raise CannotCapture(OTHERS % (param.name, param.shape))
 
 
 @contextlib.contextmanager

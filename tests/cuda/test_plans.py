@@ -579,39 +579,29 @@ def test_a_layer_that_fits_does_so_at_any_number_of_rows(
             assert plan.shared_bytes + n_static <= device.shared_bytes
 
 
-@pytest.mark.parametrize('itemsize, width_in, most', [(4, 124, 196), (8, 60, 136)])
-def test_a_gradient_has_no_more_weights_than_registers_hold(itemsize, width_in, most):
-    def plan(width_out, is_backward):
-        layer = Layer(
-            width_in=width_in,
-            width_out=width_out,
-            n_relations=1,
-            has_self=False,
-            loop=False,
-            has_relation_bias=False,
-            n_biases=0,
-            by_relation=False,
-            activation='relu',
-        )
-        return layer_launch(layer, 1000, itemsize, True, H200, is_backward)
-
-    assert plan(most, is_backward=True) is not None
-    assert plan(most + 4, is_backward=True) is None
-    assert plan(most + 4, is_backward=False) is not None
-
-
-def square_layer(width, n_relations=1):
+def layer_without_biases(width_in, width_out, n_relations=1, has_self=True):
     return Layer(
-        width_in=width,
-        width_out=width,
+        width_in=width_in,
+        width_out=width_out,
         n_relations=n_relations,
-        has_self=True,
+        has_self=has_self,
         loop=False,
         has_relation_bias=False,
         n_biases=0,
         by_relation=False,
         activation='relu',
     )
+
+
+@pytest.mark.parametrize('itemsize, width_in, most', [(4, 124, 196), (8, 60, 136)])
+def test_a_gradient_has_no_more_weights_than_registers_hold(itemsize, width_in, most):
+    def plan(width_out, is_backward):
+        layer = layer_without_biases(width_in, width_out, has_self=False)
+        return layer_launch(layer, 1000, itemsize, True, H200, is_backward)
+
+    assert plan(most, is_backward=True) is not None
+    assert plan(most + 4, is_backward=True) is None
+    assert plan(most + 4, is_backward=False) is not None
 
 
 @pytest.mark.parametrize(
@@ -621,7 +611,11 @@ def test_tiles_of_a_layer_have_the_fewest_rows_that_give_no_multiprocessor_two(r
     """The only tile of a multiprocessor has twice the threads."""
     most = rows * H200.n_sms
     launch, more = (
-        dict(layer_launch(square_layer(64), n_rows, 4, True, H200, is_backward=False).defines)
+        dict(
+            layer_launch(
+                layer_without_biases(64, 64), n_rows, 4, True, H200, is_backward=False
+            ).defines
+        )
         for n_rows in (most, most + 1)
     )
     assert (launch['ROWS'], launch['THREADS'], launch['SPLITS']) == (rows, 512, splits)
@@ -635,14 +629,16 @@ def test_tiles_of_a_layer_have_the_fewest_rows_that_give_no_multiprocessor_two(r
 def test_several_matrices_have_twice_the_threads_if_registers_hold_their_elements(
     itemsize, n_matrices, threads, is_backward
 ):
-    layer = square_layer(16, n_matrices - 1)
+    layer = layer_without_biases(16, 16, n_matrices - 1)
     launch = layer_launch(layer, 10**6, itemsize, True, H200, is_backward)
     assert launch.block == (threads, 1, 1)
 
 
 @pytest.mark.parametrize('width, n_blocks', [(8, 2), (128, 1)])
 def test_two_blocks_of_a_layer_share_a_multiprocessor_if_its_memory_holds_both(width, n_blocks):
-    launch = layer_launch(square_layer(width), 10**6, 4, True, H200, is_backward=False)
+    launch = layer_launch(
+        layer_without_biases(width, width), 10**6, 4, True, H200, is_backward=False
+    )
     assert launch.grid[0] * launch.grid[1] == n_blocks * H200.n_sms
 
 

@@ -516,7 +516,7 @@ def test_an_interrupt_at_any_moment_is_one_line(trained, tmp_path, script):
     words = [*WORDS, '--data', trained / 'mine.csv', '--epoch', '9999']
     if script == 'predict_own.py':
         words = ['--in-dir', trained / 'result', '--data', '-']  # waits for data
-    for seconds in 0, 0.5, 1.5:
+    for seconds in 0, 0.3, 0.6, 2:
         process = subprocess.Popen(
             command(OWN / script, words),
             cwd=tmp_path,
