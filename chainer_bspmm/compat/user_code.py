@@ -5,17 +5,21 @@ import warnings
 
 LIBRARIES = (
     *('chainer', 'chainerx', 'chainermn', 'chainer_chemistry', 'chainer_bspmm'),
-    *('cupy', 'cupy_backends'),
+    *('cupy', 'cupyx', 'cupy_backends'),
 )
-NOT_USER_CODE = sys.stdlib_module_names | {*LIBRARIES, 'numpy', 'scipy'}
-# Modules of named tuples, one for each class, and of the class of all functions in Cython.
-GENERATED = 'namedtuple_', '_cython_'
+NOT_USER_CODE = sys.stdlib_module_names | {*LIBRARIES, 'numpy', 'scipy', 'six'}
+BEGINNINGS = (
+    # Modules of named tuples, one for each class, and of the class of all functions in Cython.
+    *('namedtuple_', '_cython_'),
+    # NVIDIA's packages, which CuPy calls. A module of a user's may have their common name, `cuda`.
+    *('cuda.bindings', 'cuda.core', 'cuda.pathfinder'),
+)
 
 
 def is_user_code(module):
     """Return whether a module (its name or None) is neither in a library nor in Python itself."""
-    package = (module or '').partition('.')[0]
-    return package not in NOT_USER_CODE and not package.startswith(GENERATED)
+    module = module or ''
+    return module.partition('.')[0] not in NOT_USER_CODE and not module.startswith(BEGINNINGS)
 
 
 def warn(text):

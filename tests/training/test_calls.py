@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import subprocess
 import sys
 import types
 import weakref
@@ -15,6 +16,7 @@ import chainer
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.calls import are_noted, called, is_noting, noting
 
+from tests.support.processes import ROOT
 from tests.support.training import HOST, is_captured, make_model, make_updater, molecules
 from tests.training import host_graphs
 
@@ -107,6 +109,30 @@ def test_a_model_of_a_library_has_no_functions_of_a_user():
     with noting(model):
         optimizer.update(model, *chainer_bspmm.concat_mols(molecules(4)))
     assert called(model) == []
+
+
+FIRST_STEP_OF_A_PROCESS = """
+import chainer_bspmm, chainer
+from chainer_bspmm.training.calls import called, noting
+from tests.support.training import make_model, molecules
+model = make_model()
+model.to_device('@cupy:0')
+model.device.use()
+optimizer = chainer.optimizers.SGD(0.1).setup(model)
+with noting(model):
+    optimizer.update(model, *chainer_bspmm.concat_mols(molecules(4), model.device))
+print(called(model))
+"""
+
+
+@pytest.mark.gpu
+def test_cupy_has_no_functions_of_a_user():
+    """Only in the first step of a process does CuPy load libraries, and call other packages."""
+    command = [sys.executable, '-W', 'ignore', '-c', FIRST_STEP_OF_A_PROCESS]
+    printed = subprocess.run(
+        command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ).stdout
+    assert printed.splitlines()[-1] == '[]'
 
 
 def test_functions_of_another_module_with_equal_code_are_left_out():

@@ -1,0 +1,25 @@
+"""`is_user_code`: a user's modules, told from those of libraries by their names."""
+
+import pytest
+
+from chainer_bspmm.compat.user_code import is_user_code
+
+
+@pytest.mark.parametrize('name', ['__main__', None, 'cuda', 'cuda.mine', 'mine.chainer', 'chain'])
+def test_modules_of_a_user(name):
+    assert is_user_code(name)
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'chainer',
+        'cupyx.scipy.sparse',
+        'cuda.pathfinder._utils',
+        'os.path',
+        'six',
+        'namedtuple_Batch',
+    ],
+)
+def test_modules_of_libraries(name):
+    assert not is_user_code(name)
