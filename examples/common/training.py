@@ -393,11 +393,22 @@ def end_output():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _interrupt(number, frame):
+    """Raise KeyboardInterrupt; a half-written archive must not complain when it is freed."""
+    sys.unraisablehook = _tell_only_of_interrupts
+    signal.default_int_handler(number, frame)
+
+
+def _tell_only_of_interrupts(error):
+    if issubclass(error.exc_type, KeyboardInterrupt):  # it has interrupted a destructor alone
+        sys.__unraisablehook__(error)
+
+
 def main(run):
     """Call a script's function and exit with its status; print users' errors without traceback."""
     try:
         if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # instead of common's
+            signal.signal(signal.SIGINT, _interrupt)  # instead of common's
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Messages show cells, which may have characters that a terminal lacks.
             sys.stdout.reconfigure(errors='backslashreplace')

@@ -21,7 +21,7 @@ import numpy
 import pytest
 
 from tests.examples.scripts import arrays, command, error_of, EXAMPLES, imported, rows, run_here
-from tests.support.processes import environment
+from tests.support.processes import environment, python, ROOT
 from tests.support.training import assert_same_bits
 
 OWN = EXAMPLES / 'own_dataset'
@@ -377,6 +377,28 @@ def test_an_interrupt_before_the_training(common, folder, monkeypatch, capsys):
     with pytest.raises(SystemExit, match='^130$'):
         common.training.main(lambda: imported(OWN, 'train_own').run(WORDS))
     assert capsys.readouterr().err.endswith('interrupted\n')
+
+
+INTERRUPTED_WHILE_WRITING = """
+import signal, sys
+sys.path.append('examples')
+from common.training import main
+
+class Archive:
+    def __del__(self):
+        raise ValueError('seek of closed file')
+
+def run():
+    archive = Archive()
+    signal.raise_signal(signal.SIGINT)
+
+main(run)
+"""
+
+
+def test_what_an_interrupt_leaves_half_written_does_not_complain():
+    done = python('-W', 'ignore', '-c', INTERRUPTED_WHILE_WRITING, cwd=ROOT, status=130)
+    assert (done.stdout, done.stderr) == ('', 'interrupted\n')
 
 
 def continued(folder, *words):
