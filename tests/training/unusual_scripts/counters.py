@@ -1452,7 +1452,7 @@ class ByCleargrads(Squares):
             super().cleargrads()
 
 
-@script(SCRIPTS, told=r'changes n of class ByCleargrads')
+@script(SCRIPTS, told=r'changes n of class ByCleargrads|gradients of parameters are .*added up')
 def gradients_of_two_steps(bench):
     bench.train(ByCleargrads(bench))
     return {'n': ByCleargrads.n}

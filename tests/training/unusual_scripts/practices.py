@@ -595,6 +595,7 @@ class WithAHead(chainer.Chain):
         with self.init_scope():
             self.body = bench.predictor(8)
             self.head = L.Linear(8, N_LABELS)
+        self.head.to_device(bench.device)
 
     def loss(self, atoms, adj, t):
         loss = F.mean_squared_error(self.head(F.tanh(self.body(atoms, adj))), t)
