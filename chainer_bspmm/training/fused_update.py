@@ -244,8 +244,13 @@ class FusedUpdate:
         common = self.optimizer.hyperparam
         variant_of = self._method.variant
         of_common = variant_of(common)
-        self._hyperparams = [_hyperparam_of(rule, common) for rule in self._rules]
-        self._counted = [rule for rule in self._rules if _is_updated(rule)]
+        self._counted, self._hyperparams = [], []
+        for rule in self._rules:
+            if _is_updated(rule):
+                self._counted.append(rule)
+                self._hyperparams.append(_hyperparam_of(rule, common))
+            else:
+                self._hyperparams.append(None)
         self._are_plain = self._hyperparams.count(common) == len(self._hyperparams)
         hyperparams = self._hyperparams
         return tuple([of_common if hp is common else hp and variant_of(hp) for hp in hyperparams])
@@ -397,11 +402,11 @@ def _is_updated(rule):
 
 
 def _hyperparam_of(rule, common):
-    """Return the hyperparameters of a rule: `common` if it inherits all, None for no update."""
+    """Return the hyperparameters of a rule, or `common` if it inherits all."""
     # `common` is returned because inherited hyperparameters are slow to read.
-    if not _is_updated(rule):
-        return None
-    return common if vars(rule.hyperparam) == {'_parent': common} else rule.hyperparam
+    hyperparam = rule.hyperparam
+    own = vars(hyperparam)
+    return common if len(own) == 1 and own.get('_parent') is common else hyperparam
 
 
 def _state(rule, name, param):
