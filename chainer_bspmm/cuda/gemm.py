@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import threading
 from typing import Any
 import weakref
 
@@ -92,6 +93,20 @@ class Library:
             *stack,  # B
             pointer,  # beta
             *stack,  # C
+            number,  # number of matrices
+            number,  # compute type
+            number,  # algorithm
+        )
+        # Here each address is that of an array of addresses on the device, one for each matrix.
+        self.gemm_batched_ex = call(
+            'cublasGemmBatchedEx',
+            pointer,  # handle
+            *orders_and_sizes,
+            pointer,  # alpha
+            *matrix,  # A
+            *matrix,  # B
+            pointer,  # beta
+            *matrix,  # C
             number,  # number of matrices
             number,  # compute type
             number,  # algorithm
@@ -184,6 +199,46 @@ class Blas:
             stacks.append(array.reshape((int(numpy.prod(lead)),) + shape))
         return self._matrices(*stacks).reshape(lead + (a.shape[-2], b.shape[-1]))
 
+    def dot_selected(self, a, matrices, which):
+        """Multiply a stack of matrices as :func:`dot_selected` does; all are of one dtype."""
+        self._check(a, matrices)
+        count, m, k = a.shape
+        n = matrices.shape[-1]
+        with cuda.cupy.cuda.Device(self.device):
+            if 0 in (count, m, n, k):
+                return cuda.cupy.zeros((count, m, n), a.dtype)
+            self.use(cuda.cupy.cuda.get_current_stream())
+            a, is_a_transposed, lda = _laid_out(a)
+            b, is_b_transposed, ldb = _laid_out(matrices)
+            c = cuda.cupy.empty((count, m, n), a.dtype)
+            table = _addresses(which, a, b, c)
+            of_a, of_b, of_c = (table.data.ptr + i * count * table.itemsize for i in range(3))
+            type_, factors = DATA_TYPES[a.dtype.char], FACTORS[a.dtype.char]
+            # As in `_matrices`, cuBLAS computes C^T = B^T A^T.
+            self._library.gemm_batched_ex(
+                self._handle,
+                is_b_transposed,
+                is_a_transposed,
+                n,
+                m,
+                k,
+                factors.ctypes.data,
+                of_b,
+                type_,
+                ldb,
+                of_a,
+                type_,
+                lda,
+                factors.ctypes.data + factors.itemsize,
+                of_c,
+                type_,
+                n,
+                count,
+                compute_type(a.dtype),
+                DEFAULT_ALGORITHM,
+            )
+        return c
+
     def _matrices(self, a, b, to=None):
         """Multiply two matrices, or two stacks of the same number of matrices.
 
@@ -272,6 +327,21 @@ class Blas:
             raise ValueError(text % (a.shape[-1], a.shape, b.shape))
 
 
+def _addresses(which, a, b, c):
+    """Return the addresses (3, n) uint64 of a[i], b[which[i]] and c[i]."""
+    table = cuda.cupy.empty((3, len(which)), numpy.uint64)
+    cuda.elementwise(
+        'S which, uint64 a, uint64 b, uint64 c, uint64 step_a, uint64 step_b, uint64 step_c',
+        'raw uint64 table',
+        """
+        table[i] = a + i * step_a;
+        table[_ind.size() + i] = b + which * step_b;
+        table[2 * _ind.size() + i] = c + i * step_c;""",
+        'bspmm_addresses',
+    )(which, *(array.data.ptr for array in (a, b, c)), *(x.strides[0] for x in (a, b, c)), table)
+    return table
+
+
 def _of_vectors(product, a, b):
     """Return the product if a, b or both are vectors, computed as a product of matrices."""
     c = product(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b)
@@ -337,6 +407,18 @@ def products_are_faster(dtype, n_rows, n_in, n_out, n_matrices) -> bool:
     )
 
 
+_of_thread = threading.local()  # `of_device`: number of a device -> `Blas` of this thread
+
+
+def _blas_of_thread():
+    """Return a `Blas` for products outside of captured steps, on the current device."""
+    of_device = vars(_of_thread).setdefault('of_device', {})
+    device = cuda.cupy.cuda.runtime.getDevice()
+    if device not in of_device:
+        of_device[device] = Blas()
+    return of_device[device]
+
+
 def step_for(array):
     """Return the current step for products with an array on a GPU; None for a NumPy array."""
     return None if isinstance(array, numpy.ndarray) else step.current()
@@ -356,3 +438,22 @@ def dot(a: Any, b: Any, to: Any = None) -> Any:
         return product
     to += product
     return to
+
+
+def dot_selected(a: Any, matrices: Any, which: Any) -> Any:
+    """Compute ``a[i].dot(matrices[which[i]])`` for each i, in one call of cuBLAS on a GPU.
+
+    Args:
+        a (array): stack of matrices (n, m, k).
+        matrices (array): matrices (any number, k, n_out) of the same dtype.
+        which (array): (n,) int32, positions in `matrices`.
+
+    Returns:
+        array: (n, m, n_out).
+    """
+    if isinstance(a, numpy.ndarray):
+        return numpy.matmul(a, matrices[which])
+    current = step_for(a)
+    with cuda.cupy.cuda.Device(a.data.device_id):
+        blas = _blas_of_thread() if current is None else current.blas
+        return blas.dot_selected(a, matrices, which)

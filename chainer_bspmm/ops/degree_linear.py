@@ -1,6 +1,7 @@
 """A graph convolution whose weight depends on the degree of the node, as one node."""
 
-import collections
+import math
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -9,7 +10,7 @@ from chainer import functions
 from chainer.backends import cuda
 from chainer.functions.activation.sigmoid import SigmoidGrad
 
-from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.cuda.gemm import dot_selected
 from chainer_bspmm.ops.bspmm import bspmm, bspmm_forward
 from chainer_bspmm.ops.elementwise import concat, sigmoid
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
@@ -19,9 +20,28 @@ from chainer_bspmm.sparse import check
 from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.relations import degree_rows
 
-# `is_type`: (n_nodes, n_types) bool, whether a node has degree 1, 2, ...; `rows`: for each degree,
-# the indices of its nodes, or None on a GPU.
-Degrees = collections.namedtuple('Degrees', 'is_type rows')
+# Rows of a tile: few rows are not filled up far, and large tiles have fewer partial sums.
+TILE_ROWS, TILE_ROWS_OF_MANY = 64, 256
+MANY_NODES = 8192
+
+
+class Tiles(NamedTuple):
+    """Places of nodes in tiles, each of which has nodes of one degree only.
+
+    There are as many tiles as any degrees of so many nodes need, so that their shape does not
+    depend on the degrees.
+    """
+
+    nodes: Any  # (n_tiles, n_rows) int32, the node at each place, or -1
+    places: Any  # (n_nodes,) int32, the place of each node among all rows of tiles, or -1
+    types: Any  # (n_tiles,) int32, the position of each tile's weight
+    all: Any  # (n_tiles,) int32, the position of each tile
+
+
+class Degrees(NamedTuple):
+    is_type: Any  # (n_nodes, n_types) bool, whether a node has degree 1, 2, ...
+    rows: list | None  # on a host, the nodes of each degree
+    tiles: Tiles | None  # on a GPU
 
 
 def degrees_of(adj, n_types):
@@ -31,48 +51,95 @@ def degrees_of(adj, n_types):
         ones = adj.xp.ones((adj.n_rows, 1), numpy.float32 if adj.dtype is None else adj.dtype)
         degree = bspmm_forward(adj, ones, trans=True)
         is_type = degree == adj.xp.arange(1, n_types + 1, dtype=ones.dtype)
-        rows = None
         if adj.xp is numpy:
-            rows = [numpy.flatnonzero(of_type) for of_type in is_type.T]
-        return Degrees(is_type, rows)
+            return Degrees(is_type, [numpy.flatnonzero(of_type) for of_type in is_type.T], None)
+        is_many = adj.n_rows >= MANY_NODES
+        return Degrees(is_type, None, tiles_of(is_type, (TILE_ROWS, TILE_ROWS_OF_MANY)[is_many]))
 
     return adj.cached(('degrees', n_types), find)
 
 
+def tiles_of(is_type, n_rows):
+    """Sort nodes into `Tiles` of `n_rows` rows; nodes of one degree keep their order."""
+    xp = chainer_backend.get_array_module(is_type)
+    n_nodes, n_types = is_type.shape
+    n_tiles = n_nodes // n_rows + n_types
+    counts = is_type.sum(axis=0, dtype=numpy.int32)
+    n_tiles_of = -(-counts // n_rows)
+    stops = n_tiles_of.cumsum(dtype=numpy.int32)
+    # Nodes are counted over all degrees, one degree after the other; tiles begin somewhat later.
+    ranks = xp.cumsum(is_type.T.ravel(), dtype=numpy.int32).reshape(n_types, n_nodes)
+    shifts = (stops - n_tiles_of) * n_rows - (counts.cumsum(dtype=numpy.int32) - counts)
+    places = xp.where(is_type.T, ranks - 1 + shifts[:, None], -1).max(axis=0).astype(numpy.int32)
+    nodes = xp.full(n_tiles * n_rows + 1, -1, numpy.int32)
+    nodes[places] = xp.arange(n_nodes, dtype=numpy.int32)  # the last one is for nodes without place
+    tiles = xp.arange(n_tiles, dtype=numpy.int32)
+    types = (tiles[:, None] >= stops).sum(axis=1)
+    types = xp.minimum(types, n_types - 1).astype(numpy.int32)  # the last tiles may be empty
+    return Tiles(nodes[:-1].reshape(n_tiles, n_rows), places, types, tiles)
+
+
 # Where the whole node is one launch on a GPU, degrees are relations (kernels/degree_rows.cu).
 # Otherwise neighbours are summed first. Then a host gathers the rows of each degree and multiplies
-# them by its weight, which takes the fewest operations. For a GPU, the number of these rows would
-# have to be known on the host. Instead, every row is expanded to one block per degree, zero except
-# for its own degree's, and multiplied by the stacked weights: n_types times the operations, but one
-# product of a fixed shape.
+# them by its weight. For a GPU, the number of these rows would have to be known on the host, so the
+# rows are gathered in tiles, and cuBLAS multiplies each tile by the weight of its degree.
 
 
-def _expand(x, is_type):
-    """Return (n_nodes, n_types * n_in): x[i] in the block of i's degree, zeros elsewhere."""
-    n_types, n_in = is_type.shape[1], x.shape[1]
-    blocks = cuda.cupy.empty((len(x), n_types * n_in), x.dtype)
-    cuda.elementwise(
-        'T x, raw bool is_type, int32 n_types, int32 n_in',
-        'raw T blocks',
-        """
-        const ptrdiff_t row = i / n_in, first = row * n_types * n_in + i % n_in;
-        for (int type = 0; type < n_types; ++type)
-            blocks[first + type * n_in] = is_type[row * n_types + type] ? x : (T)0;""",
-        'bspmm_expand',
-    )(x, is_type, n_types, n_in, blocks)
-    return blocks
-
-
-def _product(degrees, x, weights, trans):
+def _by_rows(rows, x, weights, trans):
     """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``), d the degree; 0 if d has no weight."""
-    if degrees.rows is None:
-        stacked = concat(weights, axis=0 if trans else 1)
-        y = dot(_expand(x, degrees.is_type), stacked if trans else stacked.T)
-        return y.astype(x.dtype, copy=False)
     y = numpy.zeros((len(x), weights[0].shape[1 if trans else 0]), x.dtype)
-    for rows, weight in zip(degrees.rows, weights):
-        if rows.size:
-            y[rows] = x[rows].dot(weight if trans else weight.T)
+    for of_type, weight in zip(rows, weights):
+        if of_type.size:
+            y[of_type] = x[of_type].dot(weight if trans else weight.T)
+    return y
+
+
+def _by_tiles(tiles, x, weights, dtype, trans):
+    """Compute what :func:`_by_rows` does of tiles, (n_tiles, n_rows, n), in a dtype."""
+    n_out, n_in = weights[0].shape
+    matrices = concat(weights).astype(x.dtype, copy=False).reshape(len(weights), n_out, n_in)
+    y = dot_selected(x, matrices if trans else matrices.swapaxes(1, 2), tiles.types)
+    return _gather(y.reshape(tiles.nodes.size, y.shape[2]), tiles.places, dtype)
+
+
+def _tiled(tiles, x):
+    """Return the rows of all tiles, in float32 for float16: partial sums must not be rounded."""
+    return _gather(x, tiles.nodes, numpy.promote_types(x.dtype, numpy.float32))
+
+
+def _gather(x, places, dtype):
+    """Return the rows of x at `places` in a dtype, and zeros for places of -1."""
+    if isinstance(x, numpy.ndarray):
+        y = numpy.zeros(places.shape + x.shape[1:], dtype)
+        y[places >= 0] = x[places[places >= 0]]
+        return y
+    y = cuda.cupy.empty(places.shape + x.shape[1:], dtype)
+    cuda.elementwise(
+        'raw T x, raw int32 places, int32 n_columns',
+        'U y',
+        """
+        const ptrdiff_t place = places[i / n_columns];
+        y = place < 0 ? (U)0 : (U)x[place * n_columns + i % n_columns];""",
+        'bspmm_gather',
+    )(x, places, x.shape[1], y)
+    return y
+
+
+def _sum_by_type(partials, types, n_types):
+    """Return the sum (n_types, ...) of the partial sums of each type's tiles."""
+    if isinstance(partials, numpy.ndarray):
+        return numpy.stack([partials[types == k].sum(axis=0) for k in range(n_types)])
+    y = cuda.cupy.empty((n_types, *partials.shape[1:]), partials.dtype)
+    cuda.elementwise(
+        'raw T partials, raw int32 types, int32 n_tiles, int64 size',
+        'T y',
+        """
+        T sum = 0;
+        for (int tile = 0; tile < n_tiles; ++tile)
+            if (types[tile] == i / size) sum += partials[tile * size + i % size];
+        y = sum;""",
+        'bspmm_sum_by_type',
+    )(partials, types, len(types), math.prod(partials.shape[1:]), y)
     return y
 
 
@@ -108,8 +175,14 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
             rows, _ = degree_rows(self._adj, n_types, x.dtype)
             self._y = layer_forward(self._layer, rows, x, self._joined)
             return self._y
-        self._sums = bspmm_forward(self._adj, x)
-        y = _product(degrees_of(self._adj, n_types), self._sums, weights, False)
+        sums = bspmm_forward(self._adj, x)
+        degrees = degrees_of(self._adj, n_types)
+        if degrees.tiles is None:
+            self._sums = sums
+            y = _by_rows(degrees.rows, sums, weights, trans=False)
+        else:
+            self._sums = _tiled(degrees.tiles, sums)
+            y = _by_tiles(degrees.tiles, self._sums, weights, x.dtype, trans=False)
         bias = concat(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
         self._y = sigmoid(y, bias)
         return self._y
@@ -135,18 +208,22 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
                 more=self._more,
             )
             return (by_name['x'], *by_name['W'], *by_name['b_self'])
-        degrees = degrees_of(self._adj, n_types)
         (gy,) = SigmoidGrad((None,)).forward((self._y, gy))
+        _, rows, tiles = degrees_of(self._adj, n_types)
+        tiled = None if tiles is None else _tiled(tiles, gy)
         if 0 in indexes:
-            by_sums = _product(degrees, gy, weights, True)
+            if tiles is None:
+                by_sums = _by_rows(rows, gy, weights, trans=True)
+            else:
+                by_sums = _by_tiles(tiles, tiled, weights, gy.dtype, trans=True)
             gradients[0] = bspmm_forward(self._adj, by_sums, trans=True)
         if set(range(1, n_types + 1)) & set(indexes):
-            sums = self._sums
-            if degrees.rows is not None:
-                by_weights = [gy[rows].T.dot(sums[rows]) for rows in degrees.rows]
+            if tiles is None:
+                by_weights = [gy[of_type].T.dot(self._sums[of_type]) for of_type in rows]
             else:
-                stacked = dot(_expand(gy, degrees.is_type).T, sums)
-                by_weights = stacked.reshape(n_types, gy.shape[1], x.shape[1])
+                partials = dot_selected(tiled.swapaxes(1, 2), self._sums, tiles.all)
+                by_weights = _sum_by_type(partials, tiles.types, n_types)
+                by_weights = by_weights.astype(weights[0].dtype, copy=False)
             gradients.update(enumerate(by_weights, 1))
         if indexes[-1] > n_types:
             # All biases have the same gradient, but separate arrays: optimizer hooks write to them.

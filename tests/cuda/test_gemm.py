@@ -118,6 +118,24 @@ def test_rows_that_lie_askew_are_copied(host):
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
+def test_products_with_selected_matrices(place, dtype):
+    blas = gemm.Blas()
+    a, b = random(4, 5, 7, dtype=dtype), random(3, 7, 2, dtype=dtype)
+    which = numpy.array([2, 0, 0, 1], 'i')
+    for layouts in itertools.product(STACK_LAYOUTS, repeat=2):
+        x, y = (laid_out(place, array, layout) for array, layout in zip((a, b), layouts))
+        actual = blas.dot_selected(x, y, place.put(which))
+        check(actual, numpy.matmul, a, b[which], dtype)
+
+
+@pytest.mark.parametrize('shapes', [((0, 5, 7), (3, 7, 2)), ((2, 5, 0), (3, 0, 2))], ids=str)
+def test_products_with_selected_matrices_of_no_elements(place, shapes):
+    a, b = (place.put(numpy.ones(shape, 'f')) for shape in shapes)
+    y = gemm.Blas().dot_selected(a, b, place.put(numpy.zeros(len(a), 'i')))
+    assert y.shape == (len(a), 5, 2) and not cuda.to_cpu(y).any()
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
 def test_factors_with_strides_of_zero(place, dtype):
     """The factors have repeated rows and repeated columns."""
     blas = gemm.Blas()

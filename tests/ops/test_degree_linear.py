@@ -1,5 +1,7 @@
 """Degree-dependent linear layers: values by a loop, every way to compute them, gradients."""
 
+import itertools
+
 import numpy
 import pytest
 
@@ -8,7 +10,6 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops import degree_linear
 from chainer_bspmm.ops.degree_linear import degree_linear_sigmoid, degrees_of
 from tests.support import assert_close, device_of, DTYPES, features
@@ -20,26 +21,12 @@ TYPES = numpy.array([1, 0, 4, 2, 2, 9, 1, 2, 4, 0, 2])
 N_TYPES = 4
 
 
-@pytest.fixture(autouse=True)
-def expand_anywhere(monkeypatch):
-    """Let NumPy stand in for the kernel if a host computes in the way of a GPU."""
-    launched = degree_linear._expand
-
-    def expand(x, is_type):
-        if launch.on_gpu(x):
-            return launched(x, is_type)
-        blocks = numpy.where(is_type[:, :, None], x[:, None, :], x.dtype.type(0))
-        return blocks.reshape(len(x), is_type.shape[1] * x.shape[1])
-
-    monkeypatch.setattr(degree_linear, '_expand', expand)
-
-
 def adjacency(xp, dtype, types=TYPES, way='relations'):
     """Return a batch whose nodes have these degrees, and neighbours of other degrees.
 
     Args:
         way (str): ``'relations'``: symmetric, computed by one launch on a GPU; ``'grouped'``: not
-        symmetric; ``'expanded'``: not symmetric, and computed on a host as on a GPU.
+        symmetric; ``'tiled'``: not symmetric, and computed on a host as on a GPU, in small tiles.
     """
     n = len(types)
     matrix = numpy.zeros((n, n))
@@ -53,15 +40,17 @@ def adjacency(xp, dtype, types=TYPES, way='relations'):
             matrix[column, column] = degree / 4
             matrix[(column + 3) % n, column] += degree * 3 / 4
     adj = BatchedCSR.from_matrices([matrix]).astype(dtype)
-    if way == 'expanded':
+    if way == 'tiled':
         adj.is_symmetric = False
     adj = adj.to_device(device_of(xp))
-    if way == 'expanded':
-        adj._cache['degrees', N_TYPES] = degrees_of(adj, N_TYPES)._replace(rows=None)
+    if way == 'tiled':
+        degrees = degrees_of(adj, N_TYPES)
+        tiles = degree_linear.tiles_of(degrees.is_type, 2)
+        adj._cache['degrees', N_TYPES] = degrees._replace(rows=None, tiles=tiles)
     return adj
 
 
-WAYS = 'relations', 'expanded', 'grouped'
+WAYS = 'relations', 'tiled', 'grouped'
 
 
 def parameters(rng, xp, n_in, n_out, dtype):
@@ -211,16 +200,45 @@ def test_degrees_are_found_once(monkeypatch):
     assert degrees_of(adj, 2).is_type.shape == (10, 2)
 
 
-@pytest.mark.parametrize('shape', [(5, 3, 7), (1, 6, 1), (0, 2, 3), (9, 1, 4)], ids=str)
-@pytest.mark.parametrize('dtype', 'fd')
-def test_expand(gpu, dtype, shape):
-    rng = numpy.random.RandomState(0)
-    n_nodes, n_types, n_in = shape
-    is_type = numpy.arange(n_types) == rng.randint(0, n_types + 1, (n_nodes, 1))
-    x = rng.uniform(1, 2, (n_nodes, n_in)).astype(dtype)
-    blocks = degree_linear._expand(gpu.put(x), gpu.put(is_type))
-    expected = (is_type[:, :, None] * x[:, None, :]).reshape(n_nodes, n_types * n_in)
-    numpy.testing.assert_array_equal(cuda.to_cpu(blocks), expected)
+@pytest.mark.parametrize(
+    'n_nodes, n_types, n_rows', [(37, 5, 4), (64, 3, 64), (0, 2, 8), (5, 1, 2)]
+)
+def test_tiles_have_nodes_of_one_degree_each(xp, n_nodes, n_types, n_rows):
+    kinds = numpy.random.RandomState(0).randint(-1, n_types, n_nodes)  # -1: no degree that counts
+    tiles = degree_linear.tiles_of(xp.asarray(kinds[:, None] == numpy.arange(n_types)), n_rows)
+    nodes, places, types, all_tiles = map(cuda.to_cpu, tiles)
+    assert nodes.shape == (len(types), n_rows) == (n_nodes // n_rows + n_types, n_rows)
+    assert all_tiles.tolist() == list(range(len(types)))
+    for kind in range(n_types):
+        assert nodes[types == kind][nodes[types == kind] >= 0].tolist() == [
+            *numpy.flatnonzero(kinds == kind)
+        ]
+    for node, (kind, place) in enumerate(zip(kinds, places)):
+        assert place == -1 if kind < 0 else nodes.flat[place] == node
+
+
+def test_there_are_tiles_enough_for_any_degrees(xp):
+    for counts in itertools.product(range(5), repeat=3):
+        kinds = numpy.repeat(range(3), counts)
+        tiles = degree_linear.tiles_of(xp.asarray(kinds[:, None] == numpy.arange(3)), 3)
+        places = cuda.to_cpu(tiles.places)
+        assert len({*places}) == len(kinds) and not (places < 0).any()
+
+
+@pytest.mark.parametrize('dtypes', ['ff', 'ef', 'fe', 'dd'])
+def test_gather(gpu, dtypes):
+    x = features(numpy.random.RandomState(0), numpy, 5, 7, dtypes[0])
+    places = numpy.array([[4, -1, 0], [2, 2, -1]], 'i')
+    y = degree_linear._gather(gpu.put(x), gpu.put(places), numpy.dtype(dtypes[1]))
+    expected = degree_linear._gather(x, places, numpy.dtype(dtypes[1]))
+    numpy.testing.assert_array_equal(cuda.to_cpu(y), expected)
+
+
+def test_sum_by_type(gpu):
+    partials = numpy.random.RandomState(0).randint(0, 9, (6, 3, 5)).astype('f')
+    types = numpy.array([0, 0, 2, 2, 2, 3], 'i')
+    y = degree_linear._sum_by_type(gpu.put(partials), gpu.put(types), 4)
+    numpy.testing.assert_array_equal(cuda.to_cpu(y), degree_linear._sum_by_type(partials, types, 4))
 
 
 @pytest.mark.parametrize(

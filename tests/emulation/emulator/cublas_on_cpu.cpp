@@ -110,6 +110,21 @@ int cublasGemmStridedBatchedEx(void* handle, int trans_a, int trans_b, int m, in
     return kSuccess;
 }
 
+// Here a, b and c are arrays of addresses, which the real library reads on the device.
+int cublasGemmBatchedEx(void* handle, int trans_a, int trans_b, int m, int n, int k,
+                        const void* alpha, const void* const* a, int a_type, int lda,
+                        const void* const* b, int b_type, int ldb, const void* beta,
+                        void* const* c, int c_type, int ldc, int count, int compute,
+                        int algorithm) {
+    for (int i = 0; i < count; ++i) {
+        const int status = cublasGemmStridedBatchedEx(
+            handle, trans_a, trans_b, m, n, k, alpha, a[i], a_type, lda, 0, b[i], b_type, ldb, 0,
+            beta, c[i], c_type, ldc, 0, 1, compute, algorithm);
+        if (status) return status;
+    }
+    return kSuccess;
+}
+
 int cublasGemmEx(void* handle, int trans_a, int trans_b, int m, int n, int k, const void* alpha,
                  const void* a, int a_type, int lda, const void* b, int b_type, int ldb,
                  const void* beta, void* c, int c_type, int ldc, int compute, int algorithm) {
