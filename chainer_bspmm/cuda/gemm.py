@@ -200,8 +200,12 @@ class Blas:
         return self._matrices(*stacks).reshape(lead + (a.shape[-2], b.shape[-1]))
 
     def dot_selected(self, a, matrices, which):
-        """Multiply a stack of matrices as :func:`dot_selected` does; all are of one dtype."""
+        """Multiply a stack of matrices as :func:`dot_selected` does."""
         self._check(a, matrices)
+        for name, array in (('a', a), ('matrices', matrices)):
+            if array.dtype.char not in 'fd':
+                text = '%s: expected float32 or float64, got %s'
+                raise TypeError(text % (name, array.dtype))
         count, m, k = a.shape
         n = matrices.shape[-1]
         with cuda.cupy.cuda.Device(self.device):
@@ -214,6 +218,8 @@ class Blas:
             table = _addresses(which, a, b, c)
             of_a, of_b, of_c = (table.data.ptr + i * count * table.itemsize for i in range(3))
             type_, factors = DATA_TYPES[a.dtype.char], FACTORS[a.dtype.char]
+            # cuBLAS cannot see the addresses, and in TF32 it reads 16 bytes at a time.
+            are_aligned = not any((x.data.ptr | x.strides[0]) % 16 for x in (a, b, c))
             # As in `_matrices`, cuBLAS computes C^T = B^T A^T.
             self._library.gemm_batched_ex(
                 self._handle,
@@ -234,7 +240,7 @@ class Blas:
                 type_,
                 n,
                 count,
-                compute_type(a.dtype),
+                compute_type(a.dtype) if are_aligned or a.dtype.char == 'd' else COMPUTE_32F,
                 DEFAULT_ALGORITHM,
             )
         return c
@@ -444,7 +450,7 @@ def dot_selected(a: Any, matrices: Any, which: Any) -> Any:
     """Compute ``a[i].dot(matrices[which[i]])`` for each i, in one call of cuBLAS on a GPU.
 
     Args:
-        a (array): stack of matrices (n, m, k).
+        a (array): stack of matrices (n, m, k), float32 or float64.
         matrices (array): matrices (any number, k, n_out) of the same dtype.
         which (array): (n,) int32, positions in `matrices`.
 
