@@ -25,23 +25,15 @@ TILE_ROWS, TILE_ROWS_OF_MANY = 64, 256
 MANY_NODES = 8192
 
 
-class Tiles(NamedTuple):
-    """Places of nodes in tiles, each of which has nodes of one degree only.
+class Degrees(NamedTuple):
+    """Degrees of the nodes of a batch.
 
-    There are as many tiles as any degrees of so many nodes need, so that their shape does not
-    depend on the degrees.
+    is_type (array): (n_nodes, n_types) bool, whether a node has degree 1, 2, ...
+    groups (NodeLists or Tiles): the nodes of each degree.
     """
 
-    nodes: Any  # (n_tiles, n_rows) int32, the node at each place, or -1
-    places: Any  # (n_nodes,) int32, the place of each node among all rows of tiles, or -1
-    types: Any  # (n_tiles,) int32, the position of each tile's weight
-    all: Any  # (n_tiles,) int32, the position of each tile
-
-
-class Degrees(NamedTuple):
-    is_type: Any  # (n_nodes, n_types) bool, whether a node has degree 1, 2, ...
-    rows: list | None  # on a host, the nodes of each degree
-    tiles: Tiles | None  # on a GPU
+    is_type: Any
+    groups: Any
 
 
 def degrees_of(adj, n_types):
@@ -52,11 +44,69 @@ def degrees_of(adj, n_types):
         degree = bspmm_forward(adj, ones, trans=True)
         is_type = degree == adj.xp.arange(1, n_types + 1, dtype=ones.dtype)
         if adj.xp is numpy:
-            return Degrees(is_type, [numpy.flatnonzero(of_type) for of_type in is_type.T], None)
+            return Degrees(
+                is_type, NodeLists([numpy.flatnonzero(of_type) for of_type in is_type.T])
+            )
         is_many = adj.n_rows >= MANY_NODES
-        return Degrees(is_type, None, tiles_of(is_type, (TILE_ROWS, TILE_ROWS_OF_MANY)[is_many]))
+        return Degrees(is_type, tiles_of(is_type, TILE_ROWS_OF_MANY if is_many else TILE_ROWS))
 
     return adj.cached(('degrees', n_types), find)
+
+
+# Where the whole node is one launch on a GPU, degrees are relations (kernels/degree_rows.cu).
+# Otherwise neighbours are summed first, and a host multiplies the rows of each degree, `NodeLists`.
+# A GPU's host does not know how many rows a degree has. So a GPU sorts the rows into `Tiles`, and
+# cuBLAS multiplies each tile by the weight of its degree.
+
+
+class NodeLists(NamedTuple):
+    """Nodes of each degree, on a host, and products with the weights of the degrees."""
+
+    of_types: list  # for each degree the indices of its nodes
+
+    def split(self, x):
+        """Return rows of nodes as the other methods take them."""
+        return x
+
+    def product(self, x, weights, dtype, trans=False):
+        """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``), d the degree; 0 if d has no weight."""
+        y = numpy.zeros((len(x), weights[0].shape[1 if trans else 0]), dtype)
+        for rows, weight in zip(self.of_types, weights):
+            if rows.size:
+                y[rows] = x[rows].dot(weight if trans else weight.T)
+        return y
+
+    def gradients(self, gy, x, weights):
+        """Return the gradient of each weight for the gradient of `product`."""
+        return [gy[rows].T.dot(x[rows]) for rows in self.of_types]
+
+
+class Tiles(NamedTuple):
+    """Nodes sorted into tiles, each for one degree only, with the same products as `NodeLists`.
+
+    There are as many tiles as any degrees of so many nodes need, so that shapes do not depend on
+    the degrees.
+    """
+
+    nodes: Any  # (n_tiles, n_rows) int32, the node at each place, or -1
+    places: Any  # (n_nodes,) int32, the place of each node among the rows of all tiles, or -1
+    types: Any  # (n_tiles,) int32, the position of each tile's weight
+    all: Any  # (n_tiles,) int32, the position of each tile
+
+    def split(self, x):
+        """Return rows as (n_tiles, n_rows, n), float16 as float32: partial sums are not rounded."""
+        return _gather(x, self.nodes, numpy.promote_types(x.dtype, numpy.float32))
+
+    def product(self, x, weights, dtype, trans=False):
+        n_out, n_in = weights[0].shape
+        matrices = concat(weights).astype(x.dtype, copy=False).reshape(len(weights), n_out, n_in)
+        y = dot_selected(x, matrices if trans else matrices.swapaxes(1, 2), self.types)
+        return _gather(y.reshape(self.nodes.size, y.shape[2]), self.places, dtype)
+
+    def gradients(self, gy, x, weights):
+        partials = dot_selected(gy.swapaxes(1, 2), x, self.all)
+        sums = _sum_by_type(partials, self.types, len(weights))
+        return sums.astype(weights[0].dtype, copy=False)
 
 
 def tiles_of(is_type, n_rows):
@@ -77,34 +127,6 @@ def tiles_of(is_type, n_rows):
     types = (tiles[:, None] >= stops).sum(axis=1)
     types = xp.minimum(types, n_types - 1).astype(numpy.int32)  # the last tiles may be empty
     return Tiles(nodes[:-1].reshape(n_tiles, n_rows), places, types, tiles)
-
-
-# Where the whole node is one launch on a GPU, degrees are relations (kernels/degree_rows.cu).
-# Otherwise neighbours are summed first. Then a host gathers the rows of each degree and multiplies
-# them by its weight. For a GPU, the number of these rows would have to be known on the host, so the
-# rows are gathered in tiles, and cuBLAS multiplies each tile by the weight of its degree.
-
-
-def _by_rows(rows, x, weights, trans):
-    """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``), d the degree; 0 if d has no weight."""
-    y = numpy.zeros((len(x), weights[0].shape[1 if trans else 0]), x.dtype)
-    for of_type, weight in zip(rows, weights):
-        if of_type.size:
-            y[of_type] = x[of_type].dot(weight if trans else weight.T)
-    return y
-
-
-def _by_tiles(tiles, x, weights, dtype, trans):
-    """Compute what :func:`_by_rows` does of tiles, (n_tiles, n_rows, n), in a dtype."""
-    n_out, n_in = weights[0].shape
-    matrices = concat(weights).astype(x.dtype, copy=False).reshape(len(weights), n_out, n_in)
-    y = dot_selected(x, matrices if trans else matrices.swapaxes(1, 2), tiles.types)
-    return _gather(y.reshape(tiles.nodes.size, y.shape[2]), tiles.places, dtype)
-
-
-def _tiled(tiles, x):
-    """Return the rows of all tiles, in float32 for float16: partial sums must not be rounded."""
-    return _gather(x, tiles.nodes, numpy.promote_types(x.dtype, numpy.float32))
 
 
 def _gather(x, places, dtype):
@@ -175,14 +197,9 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
             rows, _ = degree_rows(self._adj, n_types, x.dtype)
             self._y = layer_forward(self._layer, rows, x, self._joined)
             return self._y
-        sums = bspmm_forward(self._adj, x)
-        degrees = degrees_of(self._adj, n_types)
-        if degrees.tiles is None:
-            self._sums = sums
-            y = _by_rows(degrees.rows, sums, weights, trans=False)
-        else:
-            self._sums = _tiled(degrees.tiles, sums)
-            y = _by_tiles(degrees.tiles, self._sums, weights, x.dtype, trans=False)
+        groups = degrees_of(self._adj, n_types).groups
+        self._sums = groups.split(bspmm_forward(self._adj, x))
+        y = groups.product(self._sums, weights, x.dtype)
         bias = concat(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
         self._y = sigmoid(y, bias)
         return self._y
@@ -209,22 +226,13 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
             )
             return (by_name['x'], *by_name['W'], *by_name['b_self'])
         (gy,) = SigmoidGrad((None,)).forward((self._y, gy))
-        _, rows, tiles = degrees_of(self._adj, n_types)
-        tiled = None if tiles is None else _tiled(tiles, gy)
+        groups = degrees_of(self._adj, n_types).groups
+        split = groups.split(gy)
         if 0 in indexes:
-            if tiles is None:
-                by_sums = _by_rows(rows, gy, weights, trans=True)
-            else:
-                by_sums = _by_tiles(tiles, tiled, weights, gy.dtype, trans=True)
+            by_sums = groups.product(split, weights, gy.dtype, trans=True)
             gradients[0] = bspmm_forward(self._adj, by_sums, trans=True)
         if set(range(1, n_types + 1)) & set(indexes):
-            if tiles is None:
-                by_weights = [gy[of_type].T.dot(self._sums[of_type]) for of_type in rows]
-            else:
-                partials = dot_selected(tiled.swapaxes(1, 2), self._sums, tiles.all)
-                by_weights = _sum_by_type(partials, tiles.types, n_types)
-                by_weights = by_weights.astype(weights[0].dtype, copy=False)
-            gradients.update(enumerate(by_weights, 1))
+            gradients.update(enumerate(groups.gradients(split, self._sums, weights), 1))
         if indexes[-1] > n_types:
             # All biases have the same gradient, but separate arrays: optimizer hooks write to them.
             rows = chainer_backend.get_array_module(gy).empty(

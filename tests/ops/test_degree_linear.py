@@ -46,7 +46,7 @@ def adjacency(xp, dtype, types=TYPES, way='relations'):
     if way == 'tiled':
         degrees = degrees_of(adj, N_TYPES)
         tiles = degree_linear.tiles_of(degrees.is_type, 2)
-        adj._cache['degrees', N_TYPES] = degrees._replace(rows=None, tiles=tiles)
+        adj._cache['degrees', N_TYPES] = degrees._replace(groups=tiles)
     return adj
 
 
@@ -171,9 +171,9 @@ def test_degrees_are_sums_of_columns(xp, dtype):
     expected = numpy.array(COLUMN_SUMS)[:, None] == numpy.arange(1, 5)
     numpy.testing.assert_array_equal(cuda.to_cpu(found.is_type), expected)
     if xp is numpy:
-        assert [rows.tolist() for rows in found.rows] == [[3, 4, 5, 9], [1], [], [0]]
+        assert [rows.tolist() for rows in found.groups.of_types] == [[3, 4, 5, 9], [1], [], [0]]
     else:
-        assert found.rows is None
+        assert isinstance(found.groups, degree_linear.Tiles)
 
 
 def test_degrees_of_implicit_ones(xp):

@@ -268,7 +268,7 @@ def test_degrees(xp):
     expected = degrees_of(adj, 3)
     assert_padded(degrees.is_type, expected.is_type)
     if xp is numpy:
-        for actual, rows in zip(degrees.rows, expected.rows):
+        for actual, rows in zip(degrees.groups.of_types, expected.groups.of_types):
             numpy.testing.assert_array_equal(actual, rows)
 
 
