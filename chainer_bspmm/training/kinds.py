@@ -142,6 +142,8 @@ BUILTINS = frozenset(vars(builtins))
 # Attributes of an optimizer and an update rule that updates change, and that no check puts back.
 COUNTED = {'t', 'epoch'}
 UPDATED = {'t', '_state', '_fp32_param'}
+# Names by which code reads the environment: of `os` and `os.path`, and of methods of a path.
+ENVIRONMENT = {'environ', 'environb', 'getenv', 'getenvb', 'expandvars', 'expanduser'}
 # Functions of libraries that read all attributes of an object.
 READERS = {'asdict', 'astuple', 'dump', 'dumps', 'getmembers', 'pformat', 'pprint'}
 
