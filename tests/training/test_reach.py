@@ -1919,6 +1919,8 @@ def stack_with_a_weak_reference():
     return stack
 
 
+PairOfUser = collections.namedtuple('PairOfUser', 'first second')
+
 HARMLESS = {
     'weak reference of a library': stack_with_a_weak_reference,
     'generator of the system': random.SystemRandom,
@@ -1940,6 +1942,7 @@ HARMLESS = {
     'module': lambda: sys,
     'function in a graph': lambda: functions.relu(chainer.Variable(numpy.ones(1, 'f'))).creator,
     'loggers': lambda: logging.root.manager,
+    'field of a named tuple': lambda: vars(PairOfUser)['first'],
 }
 
 
