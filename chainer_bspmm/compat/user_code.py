@@ -8,18 +8,19 @@ LIBRARIES = (
     *('cupy', 'cupyx', 'cupy_backends'),
 )
 NOT_USER_CODE = sys.stdlib_module_names | {*LIBRARIES, 'numpy', 'scipy', 'six'}
-BEGINNINGS = (
-    # Modules of named tuples, one for each class, and of the class of all functions in Cython.
-    *('namedtuple_', '_cython_'),
-    # NVIDIA's packages, which CuPy calls. A module of a user's may have their common name, `cuda`.
-    *('cuda.bindings', 'cuda.core', 'cuda.pathfinder'),
-)
+# NVIDIA's packages, which CuPy calls. A module of a user's may have their common name, `cuda`.
+PACKAGES = 'cuda.bindings.', 'cuda.core.', 'cuda.pathfinder.'
 
 
 def is_user_code(module):
     """Return whether a module (its name or None) is neither in a library nor in Python itself."""
     module = module or ''
-    return module.partition('.')[0] not in NOT_USER_CODE and not module.startswith(BEGINNINGS)
+    if module.partition('.')[0] in NOT_USER_CODE or (module + '.').startswith(PACKAGES):
+        return False
+    # The class of all functions in Cython, and modules of named tuples, one for each class, which
+    # nobody imports.
+    is_made = module.startswith('namedtuple_') and module not in sys.modules
+    return not (is_made or module.startswith('_cython_'))
 
 
 def warn(text):

@@ -45,6 +45,7 @@ IGNORED = (
     *(types.CodeType, types.GenericAlias, types.UnionType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType),
     *(types.ClassMethodDescriptorType, type(vars(abc.ABC)['_abc_impl'])),
+    type(collections.namedtuple('AnyTuple', 'field').field),
     *(type(threading.Lock()), type(threading.RLock())),
     *(logging.Handler, logging.Formatter, logging.Filter),
 )
@@ -142,6 +143,8 @@ BUILTINS = frozenset(vars(builtins))
 # Attributes of an optimizer and an update rule that updates change, and that no check puts back.
 COUNTED = {'t', 'epoch'}
 UPDATED = {'t', '_state', '_fp32_param'}
+# Names by which code reads the environment: of `os` and `os.path`, and of methods of a path.
+ENVIRONMENT = {'environ', 'environb', 'getenv', 'getenvb', 'expandvars', 'expanduser'}
 # Functions of libraries that read all attributes of an object.
 READERS = {'asdict', 'astuple', 'dump', 'dumps', 'getmembers', 'pformat', 'pprint'}
 

@@ -280,7 +280,7 @@ class Reach:
                     for entry in trainer._extensions.values():
                         self._find(entry.extension, 'an extension of the trainer')
                 self._trainers.clear()
-            if {'environ', 'getenv'} & self._names and not self.follows(environment):
+            if kinds.ENVIRONMENT & self._names and not self.follows(environment):
                 self._find(environment, 'os.environ')
 
     def _add_names_by_prefix(self):
@@ -453,6 +453,8 @@ class Reach:
             owner = _Owner(vars(param), _words('the attribute ', ' of ' + text))
             owner.never = kinds.OF_EVERY_PARAMETER
             self._owners.append(owner)
+        if kinds.is_of_user(type(param).__module__):
+            self._class(type(param))
         rule = param.update_rule
         if rule is not None:
             words = _words('', ' of the update rule of ' + text)

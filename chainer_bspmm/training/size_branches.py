@@ -8,12 +8,14 @@ both sides of the bound, so the comparison is looked for in the source.
 
 import ast
 import functools
+import itertools
 import linecache
 import types
 
 # Sizes of a `BatchedCSR` that are capacities or bounds in a captured step. The number of graphs is
 # exact.
-_SIZES = {'n_rows', 'n_cols', 'max_rows', 'max_cols', 'nnz', 'max_nnz', 'longest'}
+_OF_ROWS = {'n_rows', 'n_cols', 'max_rows', 'max_cols'}  # 1 or more, in a batch and in a buffer
+_SIZES = {*_OF_ROWS, 'nnz', 'max_nnz', 'longest'}
 _CHOICES = {'min', 'max'}  # builtins that compare their arguments
 _OF_NUMBERS = {*_CHOICES, 'abs', 'float', 'int', 'round'}  # builtins that calculate with them
 
@@ -22,10 +24,11 @@ _OF_NUMBERS = {*_CHOICES, 'abs', 'float', 'int', 'round'}  # builtins that calcu
 def branch_on_size(code: types.CodeType, takes_batch: bool) -> str | None:
     """Return the text of a comparison of a batch's size with anything but another size, or None.
 
-    Sizes are attributes such as ``n_rows``; if the code `takes_batch`, also the length, the size
-    and the first dimension of its first two arguments; numbers that are calculated from them, and
-    variables to which they are assigned. They are not followed into other functions, and code
-    without a source is not seen.
+    Sizes are attributes such as ``n_rows``, except those of ``self``; if the code `takes_batch`,
+    also the length, the size and the first dimension of its first two arguments; numbers that are
+    calculated from them, and variables to which they are assigned. Whether there are rows at all is
+    no such comparison: a batch has some, and so has a buffer. Sizes are not followed into other
+    functions, and code without a source is not seen.
     """
     for node in _functions(''.join(linecache.getlines(code.co_filename))):
         if _first_line(node) == code.co_firstlineno and _name(node) == code.co_name:
@@ -62,12 +65,17 @@ class _Comparisons:
         names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
         names = [name for name in names if name not in ('self', 'cls')]
         # Atoms or features, and the adjacency. What follows are labels, whose number is exact.
-        self._arguments = names[:2] if takes_batch else []
+        self._arguments = set(names[:2]) if takes_batch else set()
+        # The name of the tuple of all other arguments, and how many of these are such arrays.
+        self._others = getattr(node.args.vararg, 'arg', None)
+        self._n_others = 2 - len(names) if takes_batch else 0
         self._variables = set()  # to which a size is assigned
         for each in ast.walk(node):
-            if isinstance(each, (ast.Assign, ast.NamedExpr)) and self._is_size(each.value):
-                targets = each.targets if isinstance(each, ast.Assign) else [each.target]
-                self._variables |= {of.id for of in targets if isinstance(of, ast.Name)}
+            for name, value in _assignments(each):
+                if self._is_size(value):
+                    self._variables.add(name)
+                elif self._is_argument(value):
+                    self._arguments.add(name)
 
     def found(self):
         """Return the text of the first comparison of a size with anything else, or None."""
@@ -77,9 +85,13 @@ class _Comparisons:
                 parts = [node.left, *node.comparators]
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 parts = node.args if node.func.id in _CHOICES else []
+            elif isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Match)):
+                node = node.subject if isinstance(node, ast.Match) else node.test
+                parts = [node, ast.Constant(0)]
             are_sizes = [self._is_size(part) for part in parts]
             if any(are_sizes) and not all(are_sizes):
-                return ast.unparse(node)
+                if not all(self._are_rows(part) or _is_zero(part) for part in parts):
+                    return ast.unparse(node)
         return None
 
     def _is_size(self, node):
@@ -87,6 +99,8 @@ class _Comparisons:
         if isinstance(node, ast.Name):
             return node.id in self._variables
         if isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name) and node.value.id == 'self':
+                return False  # a number of the user's own, or one that a run has to keep
             return node.attr in _SIZES or node.attr == 'size' and self._is_argument(node.value)
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
             is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
@@ -103,5 +117,34 @@ class _Comparisons:
             return self._is_size(node.value)
         return False
 
+    def _are_rows(self, node):
+        """Return whether an expression is a number of rows, and not calculated from one."""
+        is_bare = isinstance(node, (ast.Call, ast.Subscript))
+        is_bare = is_bare or isinstance(node, ast.Attribute) and node.attr in _OF_ROWS
+        return is_bare and self._is_size(node)
+
     def _is_argument(self, node):
+        if isinstance(node, ast.Attribute) and node.attr in ('array', 'data'):
+            return self._is_argument(node.value)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            is_other = isinstance(node.value, ast.Name) and node.value.id == self._others
+            return is_other and node.slice.value in range(self._n_others)
         return isinstance(node, ast.Name) and node.id in self._arguments
+
+
+def _is_zero(node):
+    return isinstance(node, ast.Constant) and node.value == 0
+
+
+def _assignments(node):
+    """Yield (name, value) for each variable that a statement or an expression assigns."""
+    if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+        return
+    for target in getattr(node, 'targets', None) or [node.target]:
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple):
+            items = [ast.Subscript(node.value, ast.Constant(i)) for i in range(len(target.elts))]
+            pairs = zip(target.elts, getattr(node.value, 'elts', items))
+            # What follows a starred variable has another position.
+            pairs = itertools.takewhile(lambda pair: not isinstance(pair[0], ast.Starred), pairs)
+        yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))

@@ -1226,6 +1226,33 @@ def of_environment():
     )
 
 
+class Scaled(chainer.Parameter):
+    scale = 1.0
+
+
+def of_class_of_a_parameter():
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = Scaled(numpy.ones(1, 'f'))
+    return (lambda: link.w.scale), lambda w: setattr(Scaled, 'scale', w)
+
+
+def of_environment_in_bytes():
+    os.environ['CHAINER_BSPMM_TEST'] = '1'
+    return (
+        lambda: os.environb[b'CHAINER_BSPMM_TEST'],
+        lambda w: os.environ.update(CHAINER_BSPMM_TEST=str(w)),
+    )
+
+
+def of_environment_in_a_path():
+    os.environ['CHAINER_BSPMM_TEST'] = '1'
+    return (
+        lambda: os.path.expandvars('$CHAINER_BSPMM_TEST'),
+        lambda w: os.environ.update(CHAINER_BSPMM_TEST=str(w)),
+    )
+
+
 def of_attrgetter():
     opts = types.SimpleNamespace(loss=types.SimpleNamespace(w=1.0))
     weight_of = operator.attrgetter('loss.w')
@@ -1444,6 +1471,9 @@ CHANGES = {
     of_defaults_by_name: '__kwdefaults__ of loss',
     of_code: '__code__ of loss',
     of_environment: "b'CHAINER_BSPMM_TEST' in os.environ",
+    of_environment_in_bytes: "b'CHAINER_BSPMM_TEST' in os.environ",
+    of_environment_in_a_path: "b'CHAINER_BSPMM_TEST' in os.environ",
+    of_class_of_a_parameter: 'scale of class Scaled',
     of_class_found_by_its_base: 'weight of class Smoothest',
     of_class_that_is_defined_later: 'the subclasses of class Plugin',
     of_base_classes: '__bases__ of class Changing',
@@ -1889,6 +1919,8 @@ def stack_with_a_weak_reference():
     return stack
 
 
+PairOfUser = collections.namedtuple('PairOfUser', 'first second')
+
 HARMLESS = {
     'weak reference of a library': stack_with_a_weak_reference,
     'generator of the system': random.SystemRandom,
@@ -1910,6 +1942,7 @@ HARMLESS = {
     'module': lambda: sys,
     'function in a graph': lambda: functions.relu(chainer.Variable(numpy.ones(1, 'f'))).creator,
     'loggers': lambda: logging.root.manager,
+    'field of a named tuple': lambda: vars(PairOfUser)['first'],
 }
 
 

@@ -67,6 +67,55 @@ def in_an_inner_function(atoms, adj):
     return inner()
 
 
+def of_an_annotated_variable(atoms, adj):
+    n: int = len(atoms)
+    return n < 36
+
+
+def of_an_added_variable(atoms, adj):
+    n = 0
+    n += len(atoms)
+    return n < 36
+
+
+def of_unpacked_variables(atoms, adj):
+    n, least = len(atoms), 36
+    return n < least
+
+
+def of_an_unpacked_shape(atoms, adj):
+    n, _ = adj.shape
+    return n < 36
+
+
+def of_another_name(atoms, adj):
+    x = atoms.array
+    return len(x) < 36
+
+
+def of_all_arguments(*inputs):
+    return len(inputs[0]) < 36
+
+
+def of_unpacked_arguments(self, *inputs):
+    atoms, adj, t = inputs
+    return len(atoms) < 36 < len(t)
+
+
+def of_a_quotient(atoms, adj):
+    return 1 if len(atoms) // 36 else 0
+
+
+def of_a_matched_quotient(atoms, adj):
+    match len(atoms) // 36:
+        case 0:
+            return 1
+
+
+def of_entries(atoms, adj):
+    return 1 if adj.nnz else 0
+
+
 @pytest.mark.parametrize(
     'function, text',
     [
@@ -84,6 +133,16 @@ def in_an_inner_function(atoms, adj):
         (of_a_minimum, 'max(adj.nnz, adj.n_rows) == 36'),
         (in_an_inner_function, 'adj.longest > 36'),
         (lambda atoms, adj: len(atoms) < 36, 'len(atoms) < 36'),
+        (of_an_annotated_variable, 'n < 36'),
+        (of_an_added_variable, 'n < 36'),
+        (of_unpacked_variables, 'n < least'),
+        (of_an_unpacked_shape, 'n < 36'),
+        (of_another_name, 'len(x) < 36'),
+        (of_all_arguments, 'len(inputs[0]) < 36'),
+        (of_unpacked_arguments, 'len(atoms) < 36 < len(t)'),
+        (of_a_quotient, 'len(atoms) // 36'),
+        (of_a_matched_quotient, 'len(atoms) // 36'),
+        (of_entries, 'adj.nnz'),
     ],
 )
 def test_comparisons(function, text):
@@ -123,6 +182,20 @@ def of_columns(*labels):
     return len(labels) > 2
 
 
+def of_labels_of_all_arguments(*inputs):
+    *_, t = inputs
+    return len(t) > 2 or len(inputs[2]) > 2
+
+
+def of_any_rows(atoms, adj):
+    assert len(atoms) > 0 and adj.n_rows != 0
+    return adj if len(atoms) else None
+
+
+def of_a_number_of_the_users(self, h, adj):
+    return self.n_rows < 36
+
+
 @pytest.mark.parametrize(
     'function',
     [
@@ -134,6 +207,9 @@ def of_columns(*labels):
         of_an_array_of_a_size,
         of_labels,
         of_columns,
+        of_labels_of_all_arguments,
+        of_any_rows,
+        of_a_number_of_the_users,
     ],
 )
 def test_other_comparisons(function):
