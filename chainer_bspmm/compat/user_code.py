@@ -1,5 +1,7 @@
 """User code, told from libraries by the name of its module, and warnings that point to it."""
 
+import functools
+import os
 import sys
 import warnings
 
@@ -7,7 +9,7 @@ LIBRARIES = (
     *('chainer', 'chainerx', 'chainermn', 'chainer_chemistry', 'chainer_bspmm'),
     *('cupy', 'cupyx', 'cupy_backends'),
 )
-NOT_USER_CODE = sys.stdlib_module_names | {*LIBRARIES, 'numpy', 'scipy', 'six'}
+NOT_USER_CODE = {*LIBRARIES, 'numpy', 'scipy', 'six'}
 # NVIDIA's packages, which CuPy calls. A module of a user's may have their common name, `cuda`.
 PACKAGES = 'cuda.bindings.', 'cuda.core.', 'cuda.pathfinder.'
 
@@ -15,12 +17,22 @@ PACKAGES = 'cuda.bindings.', 'cuda.core.', 'cuda.pathfinder.'
 def is_user_code(module):
     """Return whether a module (its name or None) is neither in a library nor in Python itself."""
     module = module or ''
-    if module.partition('.')[0] in NOT_USER_CODE or (module + '.').startswith(PACKAGES):
+    package = module.partition('.')[0]
+    if package in NOT_USER_CODE or (module + '.').startswith(PACKAGES):
         return False
+    if package in sys.stdlib_module_names:
+        return not _is_of_python(package)
     # The class of all functions in Cython, and modules of named tuples, one for each class, which
     # nobody imports.
     is_made = module.startswith('namedtuple_') and module not in sys.modules
     return not (is_made or module.startswith('_cython_'))
+
+
+@functools.lru_cache(maxsize=None)
+def _is_of_python(package):
+    """Return whether a module with the name of one of Python's is that one, not a user's file."""
+    file = getattr(sys.modules.get(package), '__file__', None) or ''
+    return not file.endswith('.py') or file.startswith(os.path.dirname(os.__file__) + os.sep)
 
 
 def warn(text):

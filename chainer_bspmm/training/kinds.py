@@ -45,7 +45,7 @@ IGNORED = (
     *(types.CodeType, types.GenericAlias, types.UnionType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType),
     *(types.ClassMethodDescriptorType, type(vars(abc.ABC)['_abc_impl'])),
-    type(collections.namedtuple('AnyTuple', 'field').field),
+    type(vars(collections.namedtuple('AnyTuple', 'field'))['field']),
     *(type(threading.Lock()), type(threading.RLock())),
     *(logging.Handler, logging.Formatter, logging.Filter),
 )

@@ -140,7 +140,7 @@ def _assignments(node):
     """Yield (name, value) for each variable that a statement or an expression assigns."""
     if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
         return
-    for target in getattr(node, 'targets', None) or [node.target]:
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         pairs = [(target, node.value)]
         if isinstance(target, ast.Tuple):
             items = [ast.Subscript(node.value, ast.Constant(i)) for i in range(len(target.elts))]
