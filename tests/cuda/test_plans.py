@@ -634,6 +634,42 @@ def test_several_matrices_have_twice_the_threads_if_registers_hold_their_element
     assert launch.block == (threads, 1, 1)
 
 
+@pytest.mark.parametrize('n_relations, has_self, rows', [(1, False, 16), (1, True, 32)])
+def test_many_tiles_of_the_gradient_of_one_matrix_are_small(n_relations, has_self, rows):
+    layer = layer_without_biases(64, 64, n_relations, has_self)
+    launch = layer_launch(layer, 10**6, 4, True, H200, is_backward=True)
+    assert dict(launch.defines)['ROWS'] == rows
+
+
+def test_blocks_that_share_the_columns_of_a_layer_are_counted_together():
+    layer = layer_without_biases(128, 128)
+    launch = layer_launch(layer, 10**6, 4, True, H200, is_backward=True)
+    assert launch.grid == (66, 2, 1)
+    for n_rows, rows in ((16 * 66, 16), (16 * 66 + 1, 20)):
+        launch = layer_launch(layer, n_rows, 4, True, H200, is_backward=True)
+        assert dict(launch.defines)['ROWS'] == rows
+
+
+@pytest.mark.parametrize(
+    'width, n_rows, rows, splits, fewer',
+    [(64, 10**6, 32, 2, (32, 1)), (128, 10**6, 32, 1, (24, 1)), (8, 1000, 16, 2, (16, 1))],
+)
+def test_a_layer_takes_the_last_byte_of_shared_memory(width, n_rows, rows, splits, fewer):
+    layer = layer_without_biases(width, width)
+
+    def plan(shared_bytes):
+        device = Device(132, 60 << 20, shared_bytes)
+        launch = layer_launch(layer, n_rows, 4, True, device, is_backward=False)
+        defines = dict(launch.defines)
+        return launch.shared_bytes, (defines['ROWS'], defines['SPLITS'])
+
+    needed, chosen = plan(H200.shared_bytes)
+    n_static = rows * (4 + 512 // 32)  # a pattern for each row, and its place for each warp
+    assert chosen == (rows, splits)
+    assert plan(needed + n_static) == (needed, chosen)
+    assert plan(needed + n_static - 1)[1] == fewer
+
+
 @pytest.mark.parametrize('width, n_blocks', [(8, 2), (128, 1)])
 def test_two_blocks_of_a_layer_share_a_multiprocessor_if_its_memory_holds_both(width, n_blocks):
     launch = layer_launch(

@@ -172,6 +172,26 @@ def test_more_parameters_than_a_table_has_room_for(device, made):
     assert [launch['PACK'] for launch in device.launched] == [1, 1, 1, 0, 0, 0]
 
 
+def test_parameters_without_elements(device, made):
+    """The number of molecules and the flags are sent all the same."""
+    check(device, made, 'f', ((0,), (2, 0)))
+
+
+def test_sums_of_float16_are_float32(device, made):
+    optimizer, _ = ranks(device, 'e')
+    assert made(optimizer, []).sent.dtype == numpy.float32
+
+
+def test_parameters_are_packed_in_the_order_of_their_paths(device, made):
+    """Ranks may have added the parameters' links in another order."""
+    optimizer, gradients = ranks(device, 'f', ((2,), (3,)))
+    params = {name: getattr(optimizer.target, name) for name in ('p001', 'p000')}
+    optimizer.target.namedparams = lambda include_uninit: iter(params.items())
+    flat = made(optimizer, [])
+    flat.pack(N_MOLECULES[RANK], device.put(numpy.array(1, 'f')))
+    numpy.testing.assert_array_equal(flat.sent, sent_by(RANK, gradients))
+
+
 @pinned
 @pytest.mark.parametrize('loss_dtype', 'efd')
 @pytest.mark.parametrize('loss', (numpy.nan, numpy.inf, -numpy.inf))
@@ -205,7 +225,7 @@ def test_gradient_that_is_a_view(device, made):
 
 
 @pinned
-@pytest.mark.parametrize('n_params', (3, flat_gradients._N_PARAMETERS + 1))
+@pytest.mark.parametrize('n_params', (3, 2 * flat_gradients._N_PARAMETERS + 1))
 def test_parameters_with_one_gradient(device, made, n_params):
     """Terms of a sum share a gradient; the last parameter has a part of it."""
     optimizer, gradients = ranks(device, 'f', ((1, 5),) * (n_params - 1) + ((1, 3),))

@@ -10,7 +10,7 @@ from chainer import functions
 from chainer.backends import cuda
 from chainer.link_hooks import TimerHook
 from chainer.links import BatchNormalization, StatelessGRU
-from chainer_chemistry.links import GraphMLP
+from chainer_chemistry.links import GraphLinear, GraphMLP
 
 from chainer_bspmm import links, sparsify
 from chainer_bspmm.sparse import BatchedCSR
@@ -64,6 +64,7 @@ LINKS = [
             [(None, 3), (6, 1), (6, 2)], ['across', 'within'], [False, True]
         )
     ),
+    ('RelGATUpdate', 'relations', (6, 4), {'negative_slope': 0.7}),
 ]
 
 
@@ -122,6 +123,18 @@ def test_first_call_of_relgcn_draws_parameters_as_upstream_does():
     h, adj = inputs()
     pair = links.RelGCNUpdate.upstream(None, 4), links.RelGCNUpdate(None, 4)
     for link, given in zip(pair, (adj, BatchedCSR.from_dense(adj))):
+        numpy.random.seed(3)
+        link(h, given)
+    for dense, sparse in zip(*(link.params() for link in pair)):
+        numpy.testing.assert_array_equal(sparse.array, dense.array)
+
+
+def test_first_call_of_relgat_makes_parameters_as_upstream_does():
+    """A user's attention layer, like the message layer, may get its size in the first call."""
+    h, adj = inputs()
+    pair = links.RelGATUpdate.upstream(None, 4), links.RelGATUpdate(None, 4)
+    for link, given in zip(pair, (adj, BatchedCSR.from_dense(adj))):
+        replaced(link, 'attention_layer', GraphLinear(None, 1))
         numpy.random.seed(3)
         link(h, given)
     for dense, sparse in zip(*(link.params() for link in pair)):
@@ -283,6 +296,21 @@ def test_dropout_in_training_alone():
         assert numpy.array_equal(*(link(h.reshape(10, 6), batch).array for _ in range(2)))
 
 
+@pytest.mark.parametrize('ratio', [0.25, 0.75])
+def test_attention_that_dropout_keeps_is_scaled(ratio):
+    """All attention of an atom is on its one neighbour, so its message is kept as a whole."""
+    link = links.RelGATUpdate(6, 4, n_heads=1, n_edge_types=1, dropout_ratio=ratio)
+    h = numpy.random.RandomState(0).uniform(-1, 1, (200, 6)).astype('f')
+    messages = functions.linear(h, link.message_layer.W, link.message_layer.b).array
+    pair = numpy.array([[0, 1], [1, 0]], 'f')
+    numpy.random.seed(0)
+    y = link(h, BatchedCSR.from_matrices([pair] * 100)).array
+    kept = y.any(axis=1)
+    assert abs(kept.mean() - (1 - ratio)) < 0.15
+    of_neighbours = messages.reshape(100, 2, 4)[:, ::-1].reshape(200, 4)
+    numpy.testing.assert_allclose(y[kept], of_neighbours[kept] / (1 - ratio), rtol=1e-5)
+
+
 def replaced(dense, name, link):
     """Return a link with another child."""
     delattr(dense, name)
@@ -313,6 +341,16 @@ def nfp_with_a_hook():
             'update_layer',
             StatelessGRU(22, 16),
             'expected exactly a GRU .* got a .*StatelessGRU. Unswapped',
+        ),
+        *(
+            (
+                'RelGAT',
+                (6, 4),
+                name,
+                BatchNormalization(3),
+                'expected exactly a GraphLinear .* got a .*BatchNormalization. Unswapped',
+            )
+            for name in ('message_layer', 'attention_layer')
         ),
     ],
 )

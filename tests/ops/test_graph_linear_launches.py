@@ -214,9 +214,10 @@ def test_matrices_without_elements_are_no_launch(gpu, n_in, n_out):
     assert layer_of(x, {'W_self': W}, 0, loop=False, activation='relu') is None
 
 
-def test_unaligned_input(gpu):
-    check(gpu, 'f', layer(8, 8, **SPECS['relations']), 19, shift=4)
-    assert {constants.get('QUADS') for constants in gpu.launched} == {0, None}
+@pytest.mark.parametrize('shift, quads', [(0, 1), (4, 0), (8, 0)])
+def test_rows_are_read_as_quads_if_they_begin_at_16_bytes(gpu, shift, quads):
+    check(gpu, 'f', layer(8, 8, **SPECS['relations']), 19, shift=shift)
+    assert {constants.get('QUADS') for constants in gpu.launched} == {quads, None}
 
 
 def test_no_rows(gpu):

@@ -20,6 +20,7 @@ LAYERS = {
     'convolution, itself': layer(6, 4, 1, 'tanh', has_self=True, n_biases=1),
     'mapped first': layer(6, 4, 1, 'tanh', has_relation_bias=True),
     'loop': layer(6, 4, 1, 'relu', loop=True, n_biases=1),
+    'loop, sums first': layer(6, 4, 1, 'tanh', loop=True, has_relation_bias=True),
     'relations': layer(4, 6, 3, 'tanh', has_self=True, has_relation_bias=True, n_biases=1),
     'relations, mapped first': layer(
         6, 4, 3, 'tanh', has_self=True, has_relation_bias=True, n_biases=1
@@ -35,27 +36,40 @@ def on_device(monkeypatch, gpu):
     monkeypatch.setattr(products, '_degrees', lambda *arguments: gpu.put(degrees(*arguments)))
 
 
+def drawn_layer(spec, dtype):
+    """Return a layer's matrices, x, gradient gy of its result, and parameters by name."""
+    rng = numpy.random.RandomState(1)
+    n_all = spec.n_relations * spec.width_out
+    shapes = {
+        'x': (N_ROWS, spec.width_in),
+        'gy': (N_ROWS, spec.width_out),
+        'W': (n_all, spec.width_in) if spec.n_relations else None,
+        'W_self': (spec.width_out, spec.width_in) if spec.has_self else None,
+        'b': (n_all,) if spec.has_relation_bias else None,
+        'b_self': (spec.width_out,) if spec.n_biases else None,
+    }
+    given = {
+        name: rng.uniform(-1, 1, shape).astype(dtype)
+        for name, shape in shapes.items()
+        if shape is not None
+    }
+    A = matrices(N_ROWS, max(spec.n_relations, 1), dtype)
+    return A, given.pop('x'), given.pop('gy'), given
+
+
+def batch_of(gpu, spec, A):
+    """Return the matrices of a layer as a batch on the device, None if the layer has none."""
+    return gpu.put(BatchedCSR.from_matrices([A]).astype(A.dtype)) if spec.n_relations else None
+
+
 @pytest.mark.parametrize('dtype, name, has_more', pairs('fd', list(LAYERS), (False, True)), ids=str)
 def test_gradients(gpu, dtype, name, has_more):
     spec = LAYERS[name]
-    rng = numpy.random.RandomState(1)
-
-    def drawn(*shape):
-        return rng.uniform(-1, 1, shape).astype(dtype)
-
-    n_all = spec.n_relations * spec.width_out
-    x, gy = drawn(N_ROWS, spec.width_in), drawn(N_ROWS, spec.width_out)
-    W = drawn(n_all, spec.width_in) if spec.n_relations else None
-    W_self = drawn(spec.width_out, spec.width_in) if spec.has_self else None
-    b = drawn(n_all) if spec.has_relation_bias else None
-    b_self = drawn(spec.width_out) if spec.n_biases else None
-    given = {'W': W, 'W_self': W_self, 'b': b, 'b_self': b_self}
-    given = {name: array for name, array in given.items() if array is not None}
-    A = matrices(N_ROWS, max(spec.n_relations, 1), dtype)
-    adj = BatchedCSR.from_matrices([A]).astype(dtype) if spec.n_relations else None
-    adj = gpu.put(adj) if adj is not None else None
-    more = drawn(N_ROWS, spec.width_in) if has_more else None
-    right, largest = expected(spec, A, x, (W, W_self, b, b_self), gy)
+    A, x, gy, given = drawn_layer(spec, dtype)
+    adj = batch_of(gpu, spec, A)
+    more = numpy.linspace(-1, 1, x.size).astype(dtype).reshape(x.shape) if has_more else None
+    parameters = [given.get(name) for name in ('W', 'W_self', 'b', 'b_self')]
+    right, largest = expected(spec, A, x, parameters, gy)
     on_gpu = {name: gpu.put(array) for name, array in given.items()}
     x = gpu.put(x)
     y, sums = products.forward(adj, x, on_gpu, spec.loop, spec.activation)
@@ -80,6 +94,48 @@ def test_gradients(gpu, dtype, name, has_more):
         assert array.dtype == dtype, name
         bound = 8 * BOUND[dtype] * max(abs(right[name]).max(), largest)
         assert abs(array - right[name]).max() <= bound, name
+
+
+@pytest.mark.parametrize('name', LAYERS)
+def test_a_gradient_that_is_needed_alone(gpu, name):
+    """It is the one among all gradients, and no other is returned."""
+    spec = LAYERS[name]
+    A, x, gy, given = drawn_layer(spec, 'f')
+    adj, x, gy = batch_of(gpu, spec, A), gpu.put(x), gpu.put(gy)
+    given = {name: gpu.put(array) for name, array in given.items()}
+    y, sums = products.forward(adj, x, given, spec.loop, spec.activation)
+    options = dict(gy=gy, sums=sums, activation=spec.activation, y=y)
+    every = products.backward(adj, x, given, spec.loop, needed={'x', *given}, **options)
+    for one in ('x', *given):
+        found = products.backward(adj, x, given, spec.loop, needed={one}, **options)
+        assert [name for name, array in found.items() if array is not None] == [one]
+        numpy.testing.assert_array_equal(cuda.to_cpu(found[one]), cuda.to_cpu(every[one]))
+
+
+@pytest.mark.parametrize('widths, are_sums', [((4, 5), True), ((5, 5), True), ((5, 4), False)])
+def test_the_array_between_the_products_is_the_narrower_one(gpu, widths, are_sums):
+    spec = layer(*widths, n_relations=3)
+    A, x, _, given = drawn_layer(spec, 'f')
+    _, sums = products.forward(batch_of(gpu, spec, A), gpu.put(x), {'W': gpu.put(given['W'])})
+    assert (sums is not None) == are_sums
+
+
+@pytest.mark.parametrize('earlier', [('d', False), ('f', True)], ids=str)
+def test_degrees_kept_for_another_layer_of_the_batch(gpu, earlier):
+    """They have another dtype, or count the node itself."""
+    spec = layer(4, 5, 1, has_relation_bias=True)
+    ones = matrices(N_ROWS, 1, 'f', is_weighted=False)  # a batch without a dtype
+
+    def result(adj, dtype, loop):
+        _, x, _, given = drawn_layer(spec, dtype)
+        parameters = {name: gpu.put(array) for name, array in given.items()}
+        return cuda.to_cpu(products.forward(adj, gpu.put(x), parameters, loop)[0])
+
+    adj, fresh = (batch_of(gpu, spec, ones) for _ in range(2))
+    result(adj, *earlier)
+    found = result(adj, 'f', False)
+    assert found.dtype == numpy.float32
+    numpy.testing.assert_array_equal(found, result(fresh, 'f', False))
 
 
 @pytest.mark.parametrize('activation', ['identity', 'relu'])

@@ -285,6 +285,13 @@ def test_broadcast_by_blocks_that_stride_over_the_channels(gpu, monkeypatch):
     check_broadcast(gpu, integers((3, 33 * 4 * 3), 'f', TERM), (2, 0, 3))
 
 
+def test_broadcast_to_fewer_rows_than_the_segments_have():
+    """The result must not have more rows than its caller knows of."""
+    y = numpy.ones((2, 3), 'f')
+    with pytest.raises(ValueError, match='^negative dimensions are not allowed$'):
+        segment_broadcast_forward(y, offsets_of((1, 2)), 2)
+
+
 def test_nan_stays_in_its_segment(place):
     check_broadcast(place, numpy.array([[1, numpy.nan], [2, 3]], 'f'), (1, 2))
 

@@ -1,5 +1,6 @@
 """Functions that a user's loss calls, noted in the first step, before anything is tried out."""
 
+import copy
 import functools
 import gc
 import subprocess
@@ -14,7 +15,7 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 
 from chainer_bspmm.training import GraphUpdater
-from chainer_bspmm.training.calls import are_noted, called, is_noting, noting
+from chainer_bspmm.training.calls import are_noted, called, is_noting, noting, run_loss
 
 from tests.support.processes import ROOT
 from tests.support.training import HOST, is_captured, make_model, make_updater, molecules
@@ -46,11 +47,20 @@ class Step:
     def kind(self):
         return 'of_squares'
 
+    def scaled(self, x):
+        y = 2 * x
+        return y
 
-def step(link):
+    @classmethod
+    def squared(cls, x):
+        return x * x
+
+
+def step(link, *loss):
+    """Take a noted step with a link as its own loss, or with a function of the link."""
     optimizer = chainer.optimizers.SGD(0.1).setup(link)
     with noting(link):
-        optimizer.update(link)
+        optimizer.update(*loss, link)
 
 
 def test_functions_that_a_loss_calls():
@@ -58,8 +68,8 @@ def test_functions_that_a_loss_calls():
     assert gc.get_freeze_count()
     link = Chosen()
     step(link)
-    names = {each.__name__ for each in called(link) if isinstance(each, types.FunctionType)}
-    assert names == {'forward', 'kind', 'loss_of_squares'}
+    names = [each.__name__ for each in called(link) if isinstance(each, types.FunctionType)]
+    assert sorted(names) == ['forward', 'kind', 'loss_of_squares']
 
 
 def scaled(factor):
@@ -87,11 +97,38 @@ def test_all_functions_of_a_decorator_are_found():
         return tripled(link.w)
 
     link = Chosen()
-    optimizer = chainer.optimizers.SGD(0.1).setup(link)
-    with noting(link):
-        optimizer.update(loss, link)
+    step(link, loss)
     found = set(map(id, called(link)))
     assert {id(loss), id(tripled), id(doubled), id(doubled.__wrapped__)} <= found
+
+
+def make_square():
+    def square(x):
+        return x * x
+
+    return square
+
+
+def test_a_function_with_the_code_of_a_global_one(monkeypatch):
+    first, second = make_square(), make_square()
+    monkeypatch.setitem(globals(), 'square', first)
+
+    def loss(link):
+        return second(first(link.w))
+
+    link = Chosen()
+    step(link, loss)
+    assert first in called(link) and second in called(link)
+
+
+def test_a_loss_that_an_update_of_the_package_calls():
+    def loss(link):
+        return link.w
+
+    link = Chosen()
+    with noting(link):
+        run_loss(loss, (link,))
+    assert loss in called(link)
 
 
 def test_objects_whose_methods_are_called():
@@ -100,6 +137,119 @@ def test_objects_whose_methods_are_called():
     step(link)
     assert [each for each in called(link) if not isinstance(each, types.FunctionType)] == [link]
     assert [made() for made in link.made] == [None]
+
+
+def test_owners_of_methods_with_more_arguments():
+    thing = Step()
+
+    def loss(link):
+        return thing.scaled(Step.squared(link.w))
+
+    link = Chosen()
+    step(link, loss)
+    assert thing in called(link) and Step in called(link)
+
+
+def test_objects_that_are_no_owners():
+    """A library's object is passed to a user's function, and a user's object to a library's."""
+    thing = Step()
+
+    def squared(x):
+        return x * x
+
+    def loss(link):
+        copy.copy(thing)
+        return squared(link.w)
+
+    link = Chosen()
+    step(link, loss)
+    assert squared in called(link)
+    assert not any(each is thing or each is link.w for each in called(link))
+
+
+def test_an_object_in_the_place_of_one_that_is_gone():
+    """The later one has the same id."""
+    kept = []
+    place = 0
+
+    def loss(link):
+        nonlocal place
+        first = Step()
+        first.kind()
+        place = id(first)
+        del first
+        while len(kept) < 1000 and place not in map(id, kept[-1:]):
+            kept.append(Step())
+        kept[-1].kind()
+        return link.w
+
+    link = Chosen()
+    step(link, loss)
+    assert id(kept[-1]) == place and kept[-1] in called(link)
+
+
+def test_a_module_in_the_place_of_one_that_is_gone():
+    """The later one would have the same id if the earlier one's variables were not kept."""
+    code = compile('def square(x): return x * x', 'a_script.py', 'exec')
+    variables: dict = {}
+
+    def loss(link):
+        nonlocal variables
+        for name in ('numpy', 'a_script_of_a_user'):
+            variables.clear()  # otherwise its function refers to it
+            variables = {'__name__': name}
+            exec(code, variables)
+            variables['square'](link.w)
+        return link.w
+
+    link = Chosen()
+    step(link, loss)
+    assert variables['square'] in called(link)
+
+
+def test_a_class_that_does_not_tell_its_module():
+    class Silent(type):
+        def __getattribute__(cls, name):
+            if name == '__module__':
+                raise RuntimeError('no module')
+            return super().__getattribute__(name)
+
+    class Thing(metaclass=Silent):
+        def squared(self, x):
+            return x * x
+
+    thing = Thing()
+
+    def loss(link):
+        return thing.squared(link.w)
+
+    link = Chosen()
+    step(link, loss)
+    assert loss in called(link) and thing not in called(link)
+
+
+def test_frozen_objects_stay_alone_if_all_functions_have_names():
+    n_frozen = gc.get_freeze_count()
+    step(Chosen())
+    assert 0 < gc.get_freeze_count() <= n_frozen
+
+
+@pytest.mark.parametrize('is_frozen', [True, False])
+def test_a_search_for_a_function_that_is_gone_freezes_nothing_new(is_frozen):
+    """Frozen objects are searched, and are frozen again."""
+
+    def loss(link):
+        return (lambda: link.w)()
+
+    if not is_frozen:
+        gc.unfreeze()
+    try:
+        link = Chosen()
+        step(link, loss)
+        assert (gc.get_freeze_count() > 0) == is_frozen
+        assert loss in called(link)
+    finally:
+        gc.freeze()
 
 
 def test_a_model_of_a_library_has_no_functions_of_a_user():
@@ -143,9 +293,7 @@ def test_functions_of_another_module_with_equal_code_are_left_out():
     first, second = (module['loss'] for module in modules)
     assert first.__code__ == second.__code__
     link = Chosen()
-    optimizer = chainer.optimizers.SGD(0.1).setup(link)
-    with noting(link):
-        optimizer.update(second, link)
+    step(link, second)
     assert second in called(link) and first not in called(link)
 
 
@@ -162,9 +310,7 @@ def test_what_the_collection_of_garbage_calls_is_left_out():
     gc.callbacks.append(callback)
     try:
         link = Chosen()
-        optimizer = chainer.optimizers.SGD(0.1).setup(link)
-        with noting(link):
-            optimizer.update(loss, link)
+        step(link, loss)
     finally:
         gc.callbacks.remove(callback)
     assert calls and loss in called(link) and callback not in called(link)
@@ -200,6 +346,13 @@ def test_a_profiler_that_is_at_work():
     finally:
         sys.setprofile(None)
     assert are_noted(link) and called(link) == []
+
+
+def test_a_step_that_calls_no_loss():
+    link = Chosen()
+    with noting(link):
+        pass
+    assert sys.getprofile() is None and called(link) == []
 
 
 def test_a_loss_that_raises():

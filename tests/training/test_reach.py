@@ -2019,6 +2019,17 @@ def test_a_long_chain_of_objects_is_cut():
     ]
 
 
+def test_as_many_objects_are_followed_as_the_message_says():
+    chain: dict = {}
+    links = []
+    for _ in range(2 * MAX_THINGS):
+        chain = {'next': chain}
+        links.append(chain)
+    reach = Reach(lambda: chain)
+    n_others = 2  # the function, and the cell of its variable
+    assert sum(map(reach.follows, links)) + n_others == MAX_THINGS
+
+
 def test_all_links_are_watched():
     model = chainer.ChainList(*(chainer.Link() for _ in range(501)))
     reach = Reach(model)
