@@ -6,6 +6,7 @@ as by ``getattr(self, 'loss_' + name)``, so it also follows the functions that w
 
 import contextlib
 import gc
+import importlib
 import inspect
 import sys
 import threading
@@ -21,6 +22,8 @@ from chainer_bspmm.training.kinds import is_of_user
 # Link that is trained -> weak references to the functions that were called, and to the objects
 # whose methods were called. References to objects that the step itself made are dead after it.
 _called: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# The function of `importlib` that calls the finders of modules.
+SEARCH = importlib._bootstrap._find_spec.__code__  # type: ignore[attr-defined]
 _noting = threading.local()  # it has an attribute in threads that are inside of `noting`
 
 
@@ -76,6 +79,9 @@ class _Notes:
         # Python calls these when it collects garbage, which may happen in the loss by chance.
         self._callbacks = {getattr(each, '__code__', None) for each in gc.callbacks}
         self._loss: Any = None  # the frame of the loss while it runs
+        # The frame in which Python searches for a module, while it does. Finders belong to tools
+        # such as virtual environments, and are called only where something is imported.
+        self._search: Any = None
         # (code, id of the globals that it ran with) -> whether it is a user's. Equal code with
         # other globals belongs to another module, such as an earlier import of the same file.
         self._codes: dict[tuple[types.CodeType, int], bool] = {}
@@ -88,9 +94,13 @@ class _Notes:
         if event == 'return' and frame is self._loss:
             sys.setprofile(None)
             self._loss = None
-        if event != 'call':
-            return
+        if event == 'return' and frame is self._search:
+            self._search = None
         code = frame.f_code
+        if event != 'call' or self._search is not None:
+            return
+        if code is SEARCH:
+            self._search = frame
         if self._loss is None:
             if frame.f_back is None or frame.f_back.f_code not in self._callers:
                 return
@@ -122,24 +132,27 @@ class _Notes:
             if self._is_called(function)
         ]
         left = codes - {function.__code__ for function in functions}
-        # A frame refers to its code, but not to its function. To look for the others takes as long
-        # as a collection of garbage.
-        others = self._referring(left)
-        if gc.get_freeze_count() and {each.__code__ for each in others} < left:
-            # Some may be among the objects that a user has frozen, which are not searched. What was
-            # made since then gets frozen, too.
-            gc.unfreeze()
-            try:
-                others = self._referring(left)
-            finally:
-                gc.freeze()
+        others = self._referring(left) if left else []
         return [*map(weakref.ref, functions + others), *self._owners.values()]
 
     def _referring(self, codes):
+        """Return the functions that were called and have one of these codes.
+
+        A frame refers to its code, but not to its function. To look for functions takes as long as
+        a collection of garbage.
+        """
+        has_frozen = gc.get_freeze_count() > 0
+        if has_frozen:
+            # The objects that a user has frozen are not searched. What was made since then gets
+            # frozen, too.
+            gc.unfreeze()
+        try:
+            referrers = gc.get_referrers(*codes)
+        finally:
+            if has_frozen:
+                gc.freeze()
         return [
-            each
-            for each in (gc.get_referrers(*codes) if codes else ())
-            if type(each) is types.FunctionType and self._is_called(each)
+            each for each in referrers if type(each) is types.FunctionType and self._is_called(each)
         ]
 
     def _is_called(self, function):

@@ -45,6 +45,7 @@ class Driver:
         self.watched: tuple | None = None
         self.reason: str | None = None  # why nothing can be captured any more
         self._key: tuple = ()  # key of the last batch
+        self._last: Program | None = None  # the program of the last batch, if it was captured
         self._warned: set[str] = set()
 
     def program(self, conversion: Conversion, dataset, function, counter=0) -> tuple:
@@ -56,6 +57,9 @@ class Driver:
         """
         if self.reason is not None:
             return self.reason, None, None
+        last, self._last = self._last, None
+        if self.watched is None or conversion.is_of_user:
+            last = None  # other code runs between the last replay and the next
         try:
             reason = self._look(function) if self.watched is None else None
             if reason is None:
@@ -71,7 +75,7 @@ class Driver:
             capacity = self.programs.capacity(form, need, dataset)
             self._key = (form, batch.source, capacity, *self.watched)
             program = self.programs.find(self._key)
-            if program is not None and program.would_overwrite():
+            if program is not None and program.would_overwrite(is_untouched=program is last):
                 # Arrays of new programs are copied. The memory of these programs stays as it is for
                 # as long as somebody refers to it.
                 self.session.gives_copies = True
@@ -92,6 +96,8 @@ class Driver:
         may_change = not program.is_captured or program.is_check_due()
         if may_change or self.session.guards.reach.reads_training:
             self.watched = None
+        if program.is_captured:
+            self._last = program
         return None, program, batch
 
     def keep(self, program):
@@ -180,7 +186,7 @@ class Driver:
 
     def forget(self):
         """Drop the programs and their session, which frees their memory."""
-        self.watched = None
+        self.watched = self._last = None
         self._key = ()  # it holds references, also to the copy of the data set
         self.programs.clear()
         self.session = None

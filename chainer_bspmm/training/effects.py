@@ -91,10 +91,10 @@ class Effects:
         self._own_counts: list[int] | None = None
         # (changes of the known references, counts) when nobody kept one
         self._free: tuple[int, list[int]] | None = None
-        self._are_made = False  # whether :meth:`are_kept` has just found all assignments in place
+        self._are_made = False  # whether all assignments are known to be in place
 
     def repeat(self, written: dict[str, Any], results: dict[str, Any]) -> None:
-        """Make the assignments again, after a call of :meth:`are_kept` and a launch.
+        """Make the assignments again, after :meth:`are_kept` or `are_untouched`, and a launch.
 
         `written`: name -> result that the graphs write. `results`: name -> result of this launch;
         if it is another array, no other launch writes to it.
@@ -139,6 +139,10 @@ class Effects:
         if are_made:
             self._free = present
         return False
+
+    def are_untouched(self) -> None:
+        """Note that all assignments are in place, because no other code has run since then."""
+        self._are_made = self._own_counts is not None and not self._makes_anew
 
     def _can_be_made(self, value):
         """Return whether a value can be made anew, or need not be, such as a number."""

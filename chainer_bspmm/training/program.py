@@ -345,8 +345,14 @@ class Program:
                 text = 'the %s changes the array %s on the host at every run'
                 raise CannotCapture(text % (self.work.name, name))
 
-    def would_overwrite(self):
-        """Return whether a replay would write to arrays of the last one that somebody keeps."""
+    def would_overwrite(self, is_untouched):
+        """Return whether a replay would write to arrays of the last one that somebody keeps.
+
+        `is_untouched`: no other code has run since that replay, so nobody does.
+        """
+        if is_untouched:
+            self._effects.are_untouched()
+            return False
         return self._effects.are_kept(guards.references)
 
     def replay(self):

@@ -79,13 +79,13 @@ def sessions(monkeypatch):
 
 @pytest.fixture
 def noted(monkeypatch):
-    """Function that records calls of an owner's attribute: returns a list of ``of(*args)``."""
+    """Function that records calls of an owner's attribute: returns a list of what `of` returns."""
 
-    def note(owner, name, calls=None, of=lambda *args: args):
+    def note(owner, name, calls=None, of=lambda *args, **kwargs: args):
         calls, function = [] if calls is None else calls, getattr(owner, name)
 
         def called(*args, **kwargs):
-            calls.append(of(*args))
+            calls.append(of(*args, **kwargs))
             return function(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, called)

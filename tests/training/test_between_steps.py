@@ -10,6 +10,7 @@ import pytest
 import chainer_bspmm
 import chainer
 from chainer import optimizers, training
+from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer.training.triggers import EarlyStoppingTrigger, ManualScheduleTrigger, OnceTrigger
 from chainer.training.triggers import TimeTrigger
@@ -17,6 +18,7 @@ from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
 from chainer_bspmm.training import GraphUpdater, update
+from chainer_bspmm.training.program import Program
 from chainer_bspmm.training.training_driver import TrainingDriver
 from chainer_bspmm.training.between_steps import BetweenSteps
 from tests.support import assert_close_arrays
@@ -293,3 +295,34 @@ def test_where_guards_look_at_every_step(device, graphs, no_causes, tmp_path, fu
     updater = make_updater(GraphUpdater, device, optimizer=optimizers.SGD())
     run(updater, 30)
     assert looks == list(range(30))
+
+
+@pytest.fixture
+def untouched(noted):
+    """Whether nobody can keep arrays of the last replay, for each replay of an earlier program."""
+    return noted(Program, 'would_overwrite', of=lambda program, is_untouched: is_untouched)
+
+
+def test_references_are_counted_where_guards_look(
+    device, graphs, no_causes, tmp_path, fused, looks, untouched
+):
+    trained(GraphUpdater, device, tmp_path, a_users)
+    assert untouched.count(True) == 60 - len(looks) > 40
+    del untouched[:]
+    updater = make_updater(GraphUpdater, device, optimizer=optimizers.SGD())
+    run(updater, 30)
+    assert len(untouched) > 20 and not any(untouched)
+
+
+def test_references_are_counted_where_two_programs_take_turns(
+    device, graphs, no_causes, tmp_path, fused, looks, untouched
+):
+    """Code that ran before another program's replay may keep arrays of this one."""
+    symmetric = same_molecules()
+    others = [(atoms, numpy.triu(adj), label) for atoms, adj, label in symmetric]
+    dataset = chainer_bspmm.dataset.to_sparse([*symmetric, *others])
+    iterator = SerialIterator(dataset, len(symmetric), shuffle=False)
+    optimizer = optimizers.SGD().setup(small_model())
+    options = {'converter': chainer_bspmm.concat_mols, 'device': device}
+    make_trainer(GraphUpdater(iterator, optimizer, **options), tmp_path, 60).run()
+    assert len(looks) < 60 - 20 and len(untouched) > 40 and not any(untouched)

@@ -1,8 +1,10 @@
 """Functions that a user's loss calls, noted in the first step, before anything is tried out."""
 
 import copy
+import contextlib
 import functools
 import gc
+import importlib
 import subprocess
 import sys
 import types
@@ -252,6 +254,25 @@ def test_a_search_for_a_function_that_is_gone_freezes_nothing_new(is_frozen):
         gc.freeze()
 
 
+def test_a_frozen_function_with_the_code_of_one_that_is_not():
+    def make():
+        def square(w):
+            return w * w
+
+        return square
+
+    frozen = make()
+    gc.freeze()
+    other = make()
+
+    def loss(link):
+        return frozen(link.w) + other(link.w)
+
+    link = Chosen()
+    step(link, loss)
+    assert {frozen, other} <= {*called(link)}
+
+
 def test_a_model_of_a_library_has_no_functions_of_a_user():
     """Methods of the package's named tuples are in no library's module, and must be left out."""
     model = make_model()
@@ -314,6 +335,36 @@ def test_what_the_collection_of_garbage_calls_is_left_out():
     finally:
         gc.callbacks.remove(callback)
     assert calls and loss in called(link) and callback not in called(link)
+
+
+def test_what_a_search_for_a_module_calls_is_left_out(monkeypatch):
+    """Virtual environments and other tools have finders, which are called by any import."""
+
+    class Finder:
+        n_calls = 0
+
+        def find_spec(self, *words):
+            type(self).n_calls += 1
+            self.after()
+
+        def after(self):
+            pass
+
+    def loss(link):
+        with contextlib.suppress(ImportError):
+            importlib.import_module('a_module_that_nobody_has')
+        return squares(link)
+
+    def squares(link):
+        return link.w * link.w
+
+    finder = Finder()
+    monkeypatch.setattr(sys, 'meta_path', [*sys.meta_path, finder])
+    link = Chosen()
+    step(link, loss)
+    found = called(link)
+    assert Finder.n_calls and loss in found and squares in found
+    assert not {finder, Finder.find_spec, Finder.after} & {*found}
 
 
 def test_nothing_else_is_called_by_the_loss():

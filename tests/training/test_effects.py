@@ -82,6 +82,16 @@ def test_nobody_keeps_anything(effects):
     assert owner.array is not None
 
 
+def test_nothing_is_assigned_again_where_no_other_code_has_run(effects):
+    owner, made = effects
+    owner.array = None  # as no code can have done
+    made.are_untouched()
+    made.repeat({}, {})
+    assert owner.array is None
+    made.repeat({}, {})
+    assert owner.array is not None
+
+
 KEEPS = {
     'a variable': lambda owner: owner.variable,
     'the array of a variable': lambda owner: owner.variable.array,
@@ -176,6 +186,16 @@ def test_a_container_is_made_anew_with_copies(make):
     first, second = (list(each.values() if isinstance(each, dict) else each) for each in kept)
     assert first[0].tolist() == [0, 0] and second[0].tolist() == [1, 1]
     assert first[1] == second[1] == 3
+
+
+def test_a_container_is_made_anew_also_where_no_other_code_has_run():
+    owner = Owner()
+    made = effects_of(owner, parts=[numpy.zeros(2)])
+    made.repeat({}, {})
+    first = owner.parts
+    made.are_untouched()
+    made.repeat({}, {})
+    assert owner.parts is not first
 
 
 def test_what_a_user_changes_in_a_container_is_not_there_after_the_next_step():
