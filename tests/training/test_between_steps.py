@@ -323,6 +323,6 @@ def test_references_are_counted_where_two_programs_take_turns(
     dataset = chainer_bspmm.dataset.to_sparse([*symmetric, *others])
     iterator = SerialIterator(dataset, len(symmetric), shuffle=False)
     optimizer = optimizers.SGD().setup(small_model())
-    options = {'converter': chainer_bspmm.concat_mols, 'device': device}
-    make_trainer(GraphUpdater(iterator, optimizer, **options), tmp_path, 60).run()
+    updater = GraphUpdater(iterator, optimizer, converter=chainer_bspmm.concat_mols, device=device)
+    make_trainer(updater, tmp_path, 60).run()
     assert len(looks) < 60 - 20 and len(untouched) > 40 and not any(untouched)
