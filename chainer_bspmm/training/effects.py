@@ -62,7 +62,7 @@ class Effects:
         gives_copies: bool = False,
     ):
         self._changes = changes
-        self._given = changes  # with the containers and copies that were made last
+        self._given = list(changes)  # with the containers and copies that were made last
         self._n_values = sum(len(new) for _, new in changes)
         self._gives_copies = gives_copies
         self._lasting = {id(_memory(array)) for array in lasting}
@@ -70,13 +70,18 @@ class Effects:
         parts = [_parts(value, is_known) for value in values]
         self._known = {id(part) for each in parts for part in each if is_known(part)}
         values = [value for value in values if id(value) not in self._known]
-        self._makes_anew = gives_copies or any(isinstance(each, CONTAINERS) for each in values)
         self._copied: set[int] = set()  # ids of variables and arrays in containers
         for value, *inner in parts:
             self._copied.update(id(each) for part in inner for each in self._written(part))
             for part in (value, *inner):
                 if id(part) not in self._known and not self._can_be_made(part):
                     raise CannotCapture(ANEW % type(part).__name__)
+        # Positions of the changes with values that are made anew or copied for every launch.
+        self._remade = [
+            i
+            for i, (_, new) in enumerate(changes)
+            if gives_copies or any(self._is_remade(value) for value in _items(new))
+        ]
         # Variables, their nodes, arrays, and the memory of these. Somebody who keeps one refers to
         # one of these.
         objects: dict[int, Any] = {}
@@ -91,7 +96,7 @@ class Effects:
         self._own_counts: list[int] | None = None
         # (changes of the known references, counts) when nobody kept one
         self._free: tuple[int, list[int]] | None = None
-        self._are_made = False  # whether all assignments are known to be in place
+        self._are_made = False  # whether the last assignments are known to be in place
 
     def repeat(self, written: dict[str, Any], results: dict[str, Any]) -> None:
         """Make the assignments again, after :meth:`are_kept` or `are_untouched`, and a launch.
@@ -99,22 +104,23 @@ class Effects:
         `written`: name -> result that the graphs write. `results`: name -> result of this launch;
         if it is another array, no other launch writes to it.
         """
-        if self._are_made:
-            self._are_made = False
-            return
-        if self._makes_anew:
+        if self._remade:
             made = {
                 id(array): results[name]
                 for name, array in written.items()
                 if results[name] is not array
             }
-            self._given = self._made_anew(made)
-            del made  # its references must not be counted
+            for i in self._remade:
+                place, new = self._changes[i]
+                self._given[i] = place, self._made_anew(new, made)
+            del made, new  # their references must not be counted
         if self._own_counts is None:
             # A capture leaves garbage, which may refer to the arrays until it is collected.
             gc.collect(1)
             self._own_counts = list(map(sys.getrefcount, self._objects))
-        for place, new in self._given:
+        given = [self._given[i] for i in self._remade] if self._are_made else self._given
+        self._are_made = False
+        for place, new in given:
             place.apply(new)
 
     def are_kept(self, known: References) -> bool:
@@ -127,7 +133,7 @@ class Effects:
         counts = list(map(sys.getrefcount, self._objects))
         assigned = [value for place, new in self._given for value in place.assigned(new)]
         are_made = len(assigned) == self._n_values
-        self._are_made = are_made and not self._makes_anew
+        self._are_made = are_made
         present = known.n_changes, counts
         if are_made and present == self._free:  # nearly always
             return False
@@ -142,7 +148,12 @@ class Effects:
 
     def are_untouched(self) -> None:
         """Note that all assignments are in place, because no other code has run since then."""
-        self._are_made = self._own_counts is not None and not self._makes_anew
+        self._are_made = self._own_counts is not None
+
+    def _is_remade(self, value):
+        if id(value) in self._known:
+            return False
+        return isinstance(value, CONTAINERS) or id(value) in self._copied
 
     def _can_be_made(self, value):
         """Return whether a value can be made anew, or need not be, such as a number."""
@@ -168,17 +179,11 @@ class Effects:
             return [value, value.node, *(each for part in parts for each in self._written(part))]
         return [value] if self._is_new(value) else []
 
-    def _made_anew(self, made):
-        """Return the assignments with new containers and copies."""
-        return [
-            (
-                place,
-                {name: self._anew(value, made) for name, value in new.items()}
-                if isinstance(new, dict)
-                else [self._anew(value, made) for value in new],
-            )
-            for place, new in self._changes
-        ]
+    def _made_anew(self, new, made):
+        """Return the values of a change (dict or list) with new containers and copies."""
+        if isinstance(new, dict):
+            return {name: self._anew(value, made) for name, value in new.items()}
+        return [self._anew(value, made) for value in new]
 
     def _anew(self, value, made):
         """Return a value with new containers and copies; one object stays one (`made`: by id)."""

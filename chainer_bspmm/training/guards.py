@@ -94,7 +94,7 @@ class Guards:
         self._target = target
         self._function = function
         self._optimizer = optimizer
-        self._outputs = set()
+        self._outputs = set()  # names of watched values that every run replaces
         self._look()
 
     def key(self):
@@ -153,7 +153,7 @@ class Guards:
         return n_last + self.reach.references(value)
 
     def _values(self):
-        """Return the present values (tuple) of everything that is watched."""
+        """Return the present values (tuple) of everything that is watched, of outputs the types."""
         values = [*vars(chainer.config._local).values(), *vars(chainer.global_config).values()]
         values += self.reach.values()
         params = self.params
@@ -168,6 +168,9 @@ class Guards:
             values += [rule.hyperparam for rule in self._rules]
             values += [rule._state for rule in self._rules]
             values += itertools.chain.from_iterable(self._states)
+        for i in self._ignored:
+            if i < len(values):  # there may be fewer values now, which is a difference anyway
+                values[i] = type(values[i])
         return tuple(values)
 
     def _keep(self, values):
@@ -180,11 +183,12 @@ class Guards:
         if len(values) != len(self._last):
             return True
         for i, (value, last) in enumerate(zip(values, self._last)):
-            if value is not last and type(value) is not type(last):
+            if value is last:
+                continue
+            if i in self._ignored or type(value) is not type(last):
                 return True
-            if value is not last and i not in self._ignored:
-                if type(value) not in OPAQUE or self.reach.follows(last):
-                    return True
+            if type(value) not in OPAQUE or self.reach.follows(last):
+                return True
         return False
 
     def _host_changed(self):
@@ -220,6 +224,13 @@ class Guards:
         hooks = [link._local_link_hooks for link in links]
         self._link_hooks = [of_link for of_link in hooks if of_link is not None]
         self._is_debug = chainer.is_debug()
+        common = vars(chainer.global_config)
+        of_thread = vars(chainer.config._local)
+        n_before = len(common) + len(of_thread)
+        texts = reach.texts()
+        self._ignored = [
+            n_before + i for i, name in enumerate(_numbered(texts)) if name in self._outputs
+        ]
         self._keep(self._values())
         self._sizes = reach.sizes()
         self._on_host = []
@@ -229,14 +240,7 @@ class Guards:
                 for _, array in reach.named()
                 if type(array) is numpy.ndarray and array.size <= MAX_HOST_SIZE
             ]
-        common = vars(chainer.global_config)
-        of_thread = vars(chainer.config._local)
         configuration = {**common, **of_thread}
-        n_before = len(common) + len(of_thread)
-        texts = reach.texts()
-        self._ignored = {
-            n_before + i for i, name in enumerate(_numbered(texts)) if name in self._outputs
-        }
         named = [('the attribute %s of chainer.config' % n, v) for n, v in configuration.items()]
         named += reach.lengths()
         named += [

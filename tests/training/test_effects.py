@@ -198,6 +198,34 @@ def test_a_container_is_made_anew_also_where_no_other_code_has_run():
     assert owner.parts is not first
 
 
+def test_only_containers_are_assigned_again_where_all_is_in_place(monkeypatch):
+    first, second = Owner(), Owner()
+    places = [all_attributes(vars(owner), str) for owner in (first, second)]
+    made = Effects([(places[0], {'parts': {}}), (places[1], {'array': numpy.zeros(2)})])
+    made.repeat({}, {})
+    parts = first.parts
+    assert not made.are_kept(nothing)
+    monkeypatch.setattr(places[1], 'apply', None)
+    made.repeat({}, {})
+    assert first.parts is not parts
+
+
+def test_an_array_in_a_container_and_in_an_attribute_of_another_owner_stays_one():
+    first, second = Owner(), Owner()
+    array = numpy.zeros(2)
+    changes = [
+        (all_attributes(vars(first), str), {'parts': [array]}),
+        (all_attributes(vars(second), str), {'array': array}),
+    ]
+    made = Effects(changes)
+    made.repeat({}, {})
+    kept = second.array
+    assert first.parts[0] is kept and kept is not array
+    assert not made.are_kept(nothing)
+    made.repeat({}, {})
+    assert first.parts[0] is second.array is not kept
+
+
 def test_what_a_user_changes_in_a_container_is_not_there_after_the_next_step():
     owner = Owner()
     made = effects_of(owner, parts={'y': numpy.zeros(2)})

@@ -363,6 +363,20 @@ def test_an_output_is_watched_no_longer():
     assert guards.key().change(key) == 'the attribute number of Chain'
 
 
+def test_outputs_that_are_replaced_make_a_look_no_longer(monkeypatch):
+    """Guards do not refer to them either, so that somebody who does is noticed."""
+    model = chainer.Link()
+    model.y = numpy.ones(2)
+    guards = Guards(model, model)
+    before = guards.moment()
+    model.y = numpy.ones(2)
+    guards.ignore(*guards.moment().outputs(before))
+    key = guards.key()
+    monkeypatch.setattr(guards, '_differ', None)
+    model.y = numpy.zeros(2)
+    assert guards.key() is key and guards.references(model.y) == 0
+
+
 def test_the_type_of_an_output_is_watched():
     """A run that leaves None makes no change after another such run, but one after an array."""
     model = chainer.Link()
