@@ -6,7 +6,6 @@ as by ``getattr(self, 'loss_' + name)``, so it also follows the functions that w
 
 import contextlib
 import gc
-import importlib
 import inspect
 import sys
 import threading
@@ -23,7 +22,7 @@ from chainer_bspmm.training.kinds import is_of_user
 # whose methods were called. References to objects that the step itself made are dead after it.
 _called: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # The function of `importlib` that calls the finders of modules.
-SEARCH = importlib._bootstrap._find_spec.__code__  # type: ignore[attr-defined]
+SEARCH = sys.modules['_frozen_importlib']._find_spec.__code__
 _noting = threading.local()  # it has an attribute in threads that are inside of `noting`
 
 

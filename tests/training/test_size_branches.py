@@ -79,7 +79,7 @@ def of_an_added_variable(atoms, adj):
 
 
 def of_unpacked_variables(atoms, adj):
-    n, least = len(atoms), 36
+    n, least = len(atoms), len(range(36))
     return n < least
 
 
