@@ -78,8 +78,8 @@ def of_an_added_variable(atoms, adj):
     return n < 36
 
 
-def of_unpacked_variables(atoms, adj):
-    n, least = len(atoms), len(range(36))
+def of_unpacked_variables(atoms, adj, others):
+    n, least = len(atoms), len(others)
     return n < least
 
 
