@@ -72,44 +72,27 @@ class Library:
         orders_and_sizes = [number] * 5  # transa, transb, m, n, k
         matrix = [pointer, number, number]  # address, type, leading dimension
         stack = [*matrix, ctypes.c_longlong]  # stride: elements from one matrix to the next
-        self.gemm_ex = call(
-            'cublasGemmEx',
-            pointer,  # handle
-            *orders_and_sizes,
-            pointer,  # alpha
-            *matrix,  # A
-            *matrix,  # B
-            pointer,  # beta
-            *matrix,  # C
-            number,  # compute type
-            number,  # algorithm
-        )
+
+        def up_to_c(of_each):
+            return [
+                pointer,  # handle
+                *orders_and_sizes,
+                pointer,  # alpha
+                *of_each,  # A
+                *of_each,  # B
+                pointer,  # beta
+                *of_each,  # C
+            ]
+
+        count = number  # of matrices
+        type_and_algorithm = [number, number]  # compute type, algorithm
+        self.gemm_ex = call('cublasGemmEx', *up_to_c(matrix), *type_and_algorithm)
         self.gemm_strided_batched_ex = call(
-            'cublasGemmStridedBatchedEx',
-            pointer,  # handle
-            *orders_and_sizes,
-            pointer,  # alpha
-            *stack,  # A
-            *stack,  # B
-            pointer,  # beta
-            *stack,  # C
-            number,  # number of matrices
-            number,  # compute type
-            number,  # algorithm
+            'cublasGemmStridedBatchedEx', *up_to_c(stack), count, *type_and_algorithm
         )
         # Here each address is that of an array of addresses on the device, one for each matrix.
         self.gemm_batched_ex = call(
-            'cublasGemmBatchedEx',
-            pointer,  # handle
-            *orders_and_sizes,
-            pointer,  # alpha
-            *matrix,  # A
-            *matrix,  # B
-            pointer,  # beta
-            *matrix,  # C
-            number,  # number of matrices
-            number,  # compute type
-            number,  # algorithm
+            'cublasGemmBatchedEx', *up_to_c(matrix), count, *type_and_algorithm
         )
 
     def create(self):

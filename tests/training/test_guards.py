@@ -363,14 +363,20 @@ def test_an_output_is_watched_no_longer():
     assert guards.key().change(key) == 'the attribute number of Chain'
 
 
-def test_outputs_that_are_replaced_make_a_look_no_longer(monkeypatch):
-    """Guards do not refer to them either, so that somebody who does is noticed."""
+def of_an_output():
+    """Return a link, and guards that know its attribute y as an array that every run replaces."""
     model = chainer.Link()
     model.y = numpy.ones(2)
     guards = Guards(model, model)
     before = guards.moment()
     model.y = numpy.ones(2)
     guards.ignore(*guards.moment().outputs(before))
+    return model, guards
+
+
+def test_outputs_that_are_replaced_make_a_look_no_longer(monkeypatch):
+    """Guards do not refer to them either, so that somebody who does is noticed."""
+    model, guards = of_an_output()
     key = guards.key()
     monkeypatch.setattr(guards, '_differ', None)
     model.y = numpy.zeros(2)
@@ -379,12 +385,7 @@ def test_outputs_that_are_replaced_make_a_look_no_longer(monkeypatch):
 
 def test_the_type_of_an_output_is_watched():
     """A run that leaves None makes no change after another such run, but one after an array."""
-    model = chainer.Link()
-    model.y = numpy.ones(2)
-    guards = Guards(model, model)
-    before = guards.moment()
-    model.y = numpy.ones(2)
-    guards.ignore(*guards.moment().outputs(before))
+    model, guards = of_an_output()
     key = guards.key()
     model.y = None
     without = guards.key()
