@@ -63,7 +63,6 @@ class Effects:
     ):
         self._changes = changes
         self._given = list(changes)  # with the containers and copies that were made last
-        self._n_values = sum(len(new) for _, new in changes)
         self._gives_copies = gives_copies
         self._lasting = {id(_memory(array)) for array in lasting}
         values = [value for _, new in changes for value in _items(new)]
@@ -131,12 +130,11 @@ class Effects:
         if self._gives_copies or self._own_counts is None:
             return False
         counts = list(map(sys.getrefcount, self._objects))
-        assigned = [value for place, new in self._given for value in place.assigned(new)]
-        are_made = len(assigned) == self._n_values
-        self._are_made = are_made
+        are_made = self._are_made = all(place.has(new) for place, new in self._given)
         present = known.n_changes, counts
         if are_made and present == self._free:  # nearly always
             return False
+        assigned = [value for place, new in self._given for value in place.assigned(new)]
         expected = collections.Counter(map(id, assigned))
         for each, count, own in zip(self._objects, counts, self._own_counts):
             n_others = count - own - expected[id(each)]

@@ -8,6 +8,7 @@ which a captured graph would repeat. Here one launch updates up to 70 parameters
 import collections
 import itertools
 from numbers import Real
+import operator
 import struct
 
 import numpy
@@ -88,6 +89,9 @@ HOOKS = {
     optimizer_hooks.GradientClipping: (None, lambda hook: (hook.threshold, 0)),
 }
 _MAX_HOOKS = 16  # each takes two bits of a 32-bit word
+
+# Attributes of update rules.
+_enabled, _hyperparam, _t = map(operator.attrgetter, ('enabled', 'hyperparam', 't'))
 
 
 def why_unsupported(optimizer):
@@ -202,6 +206,8 @@ class FusedUpdate:
         self._method = METHODS[type(optimizer)]
         self._params = list(optimizer.target.params())
         self._rules = [param.update_rule for param in self._params]
+        self._lacks_rules = None in self._rules
+        self._of_rules, self._own = [], []  # hyperparameters of rules, and their attributes
         self._hooks = list(optimizer._hookable._pre_update_hooks.values())
         self._kinds = [HOOKS[type(hook)][0] for hook in self._hooks]
         self._width = self._method.n_numbers
@@ -244,6 +250,12 @@ class FusedUpdate:
         common = self.optimizer.hyperparam
         variant_of = self._method.variant
         of_common = variant_of(common)
+        n_rules = len(self._rules)
+        self._are_plain = self._are_all_plain(common)
+        if self._are_plain:  # nearly always
+            self._counted = self._rules
+            self._hyperparams = [common] * n_rules
+            return (of_common,) * n_rules
         self._counted, self._hyperparams = [], []
         for rule in self._rules:
             if _is_updated(rule):
@@ -251,9 +263,21 @@ class FusedUpdate:
                 self._hyperparams.append(_hyperparam_of(rule, common))
             else:
                 self._hyperparams.append(None)
-        self._are_plain = self._hyperparams.count(common) == len(self._hyperparams)
         hyperparams = self._hyperparams
         return tuple([of_common if hp is common else hp and variant_of(hp) for hp in hyperparams])
+
+    def _are_all_plain(self, common):
+        """Return whether every parameter is updated, with hyperparameters that are all inherited.
+
+        It is asked at every step, so the loops are in C.
+        """
+        if self._lacks_rules or not all(map(_enabled, self._rules)):
+            return False
+        hyperparams = list(map(_hyperparam, self._rules))
+        if hyperparams != self._of_rules:  # in the first step, and if one was replaced
+            self._of_rules = hyperparams
+            self._own = list(map(vars, hyperparams))
+        return self._own == [{'_parent': common}] * len(self._own)
 
     def advance(self):
         """Count the step, as ``optimizer.update()`` does, and return its numbers, (n_numbers,)."""
@@ -262,9 +286,8 @@ class FusedUpdate:
         self.count(1)
         numbers_of = self._method.numbers
         pack = self._pack
-        of_hooks = [number for hook in self._hooks for number in HOOKS[type(hook)][1](hook)]
-        packed = [struct.pack('%dd' % len(of_hooks), *of_hooks)]
-        steps = {rule.t for rule in self._counted}
+        packed = [struct.pack('2d', *HOOKS[type(hook)][1](hook)) for hook in self._hooks]
+        steps = set(map(_t, self._counted))
         if self._are_plain and len(steps) == 1:
             packed.append(pack(*numbers_of(self.optimizer.hyperparam, *steps)) * len(self._rules))
         else:
@@ -279,7 +302,7 @@ class FusedUpdate:
     def count(self, n_steps):
         """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
         counted = [self.optimizer, *self._counted]
-        counters = [each.t + n_steps for each in counted]
+        counters = [t + n_steps for t in map(_t, counted)]
         # No Python code runs while the counters are set, so an interrupt changes all or none.
         collections.deque(map(setattr, counted, itertools.repeat('t'), counters), maxlen=0)
 

@@ -84,6 +84,11 @@ class Place:
         now = self.save()
         return [value for name, value in changes.items() if now.get(name, MISSING) is value]
 
+    def has(self, changes: dict) -> bool:
+        """Return whether all values among changes are assigned now."""
+        now = map(self.save().get, changes, itertools.repeat(MISSING))
+        return all(map(operator.is_, now, changes.values()))
+
 
 def entries(of: dict, text: str) -> Place:
     """Place of the entries of a dict, all of which are watched."""
@@ -476,7 +481,11 @@ class Items:
 
     def assigned(self, changes: list) -> list:
         """Return the items among changes, if they are the present ones, or none."""
-        return changes if _is_same(self.save(), changes) else []
+        return changes if self.has(changes) else []
+
+    def has(self, changes: list) -> bool:
+        """Return whether the items among changes are the present ones."""
+        return _is_same(self.save(), changes)
 
 
 class GeneratorState:

@@ -62,6 +62,7 @@ class Program:
         self._reports = Reports(session.device)
         self._graphs = []  # functions that launch the graphs, to be called in this order
         self._results = {}  # name -> array that the graphs write
+        self._copied = []  # names of results that the next replay would overwrite
         self._effects = Effects([])
         self._is_tried = False
         self._is_deterministic = True
@@ -275,6 +276,9 @@ class Program:
                 text = 'the %s changes %s at every run'
                 raise CannotCapture(text % (self.work.name, drawn))
         self._results = results
+        if self.work.copies_results:
+            arrays = self._on_device(results)
+            self._copied = list(arrays.keys() - self._reports.among(arrays).keys())
         self._graphs = list(graphs)
 
     def capture_alone(self):
@@ -450,13 +454,9 @@ class Program:
 
     def _results_now(self):
         """Return the results of the last replay."""
-        results = dict(self._results)
-        numbers = self._reports.numbers()
-        if self.work.copies_results:
-            arrays = self._on_device(results)
-            others = {name: array for name, array in arrays.items() if name not in numbers}
-            results.update(snapshot.copies(others))
-        results.update(numbers)
+        results = {**self._results, **self._reports.numbers()}
+        for name in self._copied:
+            results[name] = results[name].copy()
         return results
 
     # Parts of both.

@@ -2,6 +2,7 @@
 
 import collections.abc
 import contextlib
+import operator
 import random
 
 import numpy
@@ -11,6 +12,7 @@ from chainer.backends import cuda
 
 
 _EXACT = numpy.ndarray, numpy.memmap, cuda.ndarray
+_grad = operator.attrgetter('_grad')
 
 
 class ParameterMissing(Exception):
@@ -144,6 +146,9 @@ class _Gradients:
     def assigned(self, changes):
         pairs = zip(self._params, changes)
         return [gradient for param, gradient in pairs if param._grad is gradient]
+
+    def has(self, changes):
+        return all(map(operator.is_, map(_grad, self._params), changes))
 
 
 def _refuse(shape):
