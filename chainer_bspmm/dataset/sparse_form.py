@@ -23,6 +23,8 @@ _locks: collections.Counter[int] = collections.Counter()
 _waiting: dict[int, list[numpy.ndarray]] = {}
 # id of a data set -> its form.
 _forms: weakref.WeakValueDictionary[int, SparseForm] = weakref.WeakValueDictionary()
+# Bytes -> unsigned dtype.
+_UNSIGNED = {size: numpy.dtype('u%d' % size) for size in (1, 2, 4, 8)}
 
 
 class CannotKeep(Exception):
@@ -217,7 +219,8 @@ def position_in_base(dataset: Any, index: numpy.ndarray) -> numpy.ndarray | None
     """Return the indices of examples in the base; None if one is out of range or no integer."""
     while True:
         # Read as unsigned, a negative index is larger than any length.
-        if index.size and index.view('u%d' % index.itemsize).max() >= len(dataset):
+        unsigned = index.view(_UNSIGNED[index.itemsize])
+        if unsigned.size and numpy.maximum.reduce(unsigned) >= len(dataset):
             return None
         if type(dataset) is not SubDataset:
             return index

@@ -302,7 +302,7 @@ class FusedUpdate:
     def count(self, n_steps):
         """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
         counted = [self.optimizer, *self._counted]
-        counters = [t + n_steps for t in map(_t, counted)]
+        counters = [each.t + n_steps for each in counted]
         # No Python code runs while the counters are set, so an interrupt changes all or none.
         collections.deque(map(setattr, counted, itertools.repeat('t'), counters), maxlen=0)
 

@@ -160,7 +160,7 @@ class Guards:
     def _values(self):
         """Return the present values (tuple) of everything that is watched, of outputs the types."""
         values = [*vars(chainer.config._local).values(), *vars(chainer.global_config).values()]
-        values += self.reach.values()
+        self.reach.add_values(values)
         params = self.params
         values += [param._data[0] for param in params]
         values += map(_requires_grad, params)

@@ -131,14 +131,16 @@ class Reach:
         return (id(value) in self._seen) + sum(value is array for array in self.arrays.values())
 
     def values(self) -> list:
-        """Return the present watched values, in the order of `texts`."""
+        """Return the values that :meth:`add_values` adds."""
         values: list = []
-        extend = values.extend
-        for of_link in self._of_links:
-            extend(of_link)
-        for look in self._looks:
-            extend(look())
+        self.add_values(values)
         return values
+
+    def add_values(self, values: list) -> None:
+        """Add the present watched values to a list, in the order of `texts`."""
+        values += itertools.chain.from_iterable(self._of_links)
+        for look in self._looks:
+            values += look()
 
     def sizes(self) -> list[int]:
         """Return the sizes of objects and containers of which `values` may leave out items."""
