@@ -1,22 +1,20 @@
 """A graph convolution whose weight depends on the degree of the node, as one node."""
 
-import math
 from typing import Any, NamedTuple
 
 import numpy
 
-from chainer import backend as chainer_backend
 from chainer import functions
-from chainer.backends import cuda
-from chainer.functions.activation.sigmoid import SigmoidGrad
 
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot_selected
 from chainer_bspmm.ops.bspmm import bspmm, bspmm_forward
 from chainer_bspmm.ops.elementwise import concat, sigmoid
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
+from chainer_bspmm.ops.layer_end import end_backward, summed_forward
 from chainer_bspmm.ops.node import AccumulateInLaunch, FusedNode
-from chainer_bspmm.ops.segments import row_sum
-from chainer_bspmm.sparse import check
+from chainer_bspmm.ops.segments import segment_sum_forward
+from chainer_bspmm.sparse import BatchedCSR, check
 from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.relations import degree_rows
 
@@ -48,7 +46,7 @@ def degrees_of(adj, n_types):
                 is_type, NodeLists([numpy.flatnonzero(of_type) for of_type in is_type.T])
             )
         is_many = adj.n_rows >= MANY_NODES
-        return Degrees(is_type, tiles_of(is_type, TILE_ROWS_OF_MANY if is_many else TILE_ROWS))
+        return Degrees(is_type, tiles_of(adj, is_type, TILE_ROWS_OF_MANY if is_many else TILE_ROWS))
 
     return adj.cached(('degrees', n_types), find)
 
@@ -68,13 +66,25 @@ class NodeLists(NamedTuple):
         """Return rows of nodes as the other methods take them."""
         return x
 
-    def product(self, x, weights, dtype, trans=False):
+    def stacked(self, weights, dtype):
+        """Return the weights of all degrees as `product` takes them."""
+        return weights
+
+    def product(self, x, weights, trans=False):
         """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``), d the degree; 0 if d has no weight."""
-        y = numpy.zeros((len(x), weights[0].shape[1 if trans else 0]), dtype)
+        y = numpy.zeros_like(x, shape=(len(x), weights[0].shape[1 if trans else 0]))
         for rows, weight in zip(self.of_types, weights):
             if rows.size:
                 y[rows] = x[rows].dot(weight if trans else weight.T)
         return y
+
+    def joined(self, y, dtype):
+        """Return the result of `product` as rows of nodes."""
+        return y
+
+    def ended(self, y, bias):
+        """Return the sigmoid of the result of `product` and a bias, as rows of nodes."""
+        return sigmoid(y, bias)
 
     def gradients(self, gy, x, weights):
         """Return the gradient of each weight for the gradient of `product`."""
@@ -88,85 +98,102 @@ class Tiles(NamedTuple):
     the degrees.
     """
 
-    nodes: Any  # (n_tiles, n_rows) int32, the node at each place, or -1
-    places: Any  # (n_nodes,) int32, the place of each node among the rows of all tiles, or -1
+    selection: BatchedCSR  # (n_tiles * n_rows, n_nodes), a one for the node at each place
     types: Any  # (n_tiles,) int32, the position of each tile's weight
+    offsets: Any  # (n_types + 1,) int32, the first tile of each type, and the end of the last
     all: Any  # (n_tiles,) int32, the position of each tile
 
     def split(self, x):
         """Return rows as (n_tiles, n_rows, n), float16 as float32: partial sums are not rounded."""
-        return _gather(x, self.nodes, numpy.promote_types(x.dtype, numpy.float32))
+        x = x.astype(numpy.promote_types(x.dtype, numpy.float32), copy=False)
+        return bspmm_forward(self.selection, x).reshape(len(self.types), -1, x.shape[1])
 
-    def product(self, x, weights, dtype, trans=False):
-        n_out, n_in = weights[0].shape
-        matrices = concat(weights).astype(x.dtype, copy=False).reshape(len(weights), n_out, n_in)
-        y = dot_selected(x, matrices if trans else matrices.swapaxes(1, 2), self.types)
-        return _gather(y.reshape(self.nodes.size, y.shape[2]), self.places, dtype)
+    def stacked(self, weights, dtype):
+        dtype = numpy.promote_types(dtype, numpy.float32)
+        return concat(weights).astype(dtype, copy=False).reshape(-1, *weights[0].shape)
+
+    def product(self, x, weights, trans=False):
+        y = dot_selected(x, weights if trans else weights.swapaxes(1, 2), self.types)
+        return y.reshape(-1, y.shape[2])
+
+    def joined(self, y, dtype):
+        return bspmm_forward(self.selection, y.astype(dtype, copy=False), trans=True)
+
+    def ended(self, y, bias):
+        y = y.astype(bias.dtype, copy=False)
+        if launch.on_gpu(y):
+            return summed_forward(self.selection.T, y, None, bias, 'sigmoid')
+        return sigmoid(self.joined(y, y.dtype), bias)
 
     def gradients(self, gy, x, weights):
         partials = dot_selected(gy.swapaxes(1, 2), x, self.all)
-        sums = _sum_by_type(partials, self.types, len(weights))
+        rows = partials.reshape(len(partials), -1)
+        sums = segment_sum_forward(rows, self.offsets).reshape(len(weights), *weights[0].shape)
         return sums.astype(weights[0].dtype, copy=False)
 
 
-def tiles_of(is_type, n_rows):
-    """Sort nodes into `Tiles` of `n_rows` rows; nodes of one degree keep their order."""
-    xp = chainer_backend.get_array_module(is_type)
+def tiles_of(adj, is_type, n_rows):
+    """Sort a batch's nodes into `Tiles` of `n_rows` rows; nodes of one degree keep their order."""
+    xp = adj.xp
     n_nodes, n_types = is_type.shape
     n_tiles = n_nodes // n_rows + n_types
-    counts = is_type.sum(axis=0, dtype=numpy.int32)
-    n_tiles_of = -(-counts // n_rows)
-    stops = n_tiles_of.cumsum(dtype=numpy.int32)
-    # Nodes are counted over all degrees, one degree after the other; tiles begin somewhat later.
-    ranks = xp.cumsum(is_type.T.ravel(), dtype=numpy.int32).reshape(n_types, n_nodes)
-    shifts = (stops - n_tiles_of) * n_rows - (counts.cumsum(dtype=numpy.int32) - counts)
-    places = xp.where(is_type.T, ranks - 1 + shifts[:, None], -1).max(axis=0).astype(numpy.int32)
-    nodes = xp.full(n_tiles * n_rows + 1, -1, numpy.int32)
-    nodes[places] = xp.arange(n_nodes, dtype=numpy.int32)  # the last one is for nodes without place
-    tiles = xp.arange(n_tiles, dtype=numpy.int32)
-    types = (tiles[:, None] >= stops).sum(axis=1)
+    # Nodes that have a weight are numbered, degree by degree; `bounds` has each degree's first
+    # number, and the end of the last. Its first place comes somewhat later, where a tile begins.
+    counted = xp.cumsum(is_type.T.ravel(), dtype=numpy.int32).reshape(n_types, n_nodes)
+    bounds = xp.zeros(n_types + 1, numpy.int32)
+    if n_nodes:
+        bounds[1:] = counted[:, -1]
+    counts = bounds[1:] - bounds[:-1]
+    offsets = xp.zeros(n_types + 1, numpy.int32)
+    offsets[1:] = xp.cumsum(-(-counts // n_rows))
+    first_places = offsets[:-1] * n_rows
+    shifts = (first_places - bounds[:-1])[:, None]
+    numbers = xp.where(is_type.T, counted - 1, -1).max(axis=0)  # of every node, or -1
+    places = xp.where(is_type.T, counted - 1 + shifts, -1).max(axis=0)
+
+    tiles = xp.arange(n_tiles + 1, dtype=numpy.int32)
+    types = (tiles[:, None] >= offsets[1:]).sum(axis=1)
     types = xp.minimum(types, n_types - 1).astype(numpy.int32)  # the last tiles may be empty
-    return Tiles(nodes[:-1].reshape(n_tiles, n_rows), places, types, tiles)
+    all_places = xp.arange(n_tiles * n_rows + 1, dtype=numpy.int32)
+    type_of = types[all_places // n_rows]
+    before = xp.minimum(all_places - first_places[type_of], counts[type_of])
+    nodes = xp.arange(n_nodes, dtype=numpy.int32)
+    ends = xp.zeros(n_nodes + 1, numpy.int32)
+    ends[1:] = xp.cumsum(numbers >= 0, dtype=numpy.int32)
+    selection = adj.replace(
+        indptr=bounds[type_of] + before,
+        indices=_scattered(xp, nodes, numbers),
+        data=None,
+        n_rows=n_tiles * n_rows,
+        n_cols=n_nodes,
+        nnz=n_nodes,
+        longest=1,
+        is_symmetric=False,
+        has_spare=True,
+        layout='packed',
+        row_weights=None,
+    )
+    transpose = selection.replace(
+        indptr=ends,
+        indices=_scattered(xp, places, xp.where(numbers >= 0, ends[:-1], -1)),
+        n_rows=n_nodes,
+        n_cols=n_tiles * n_rows,
+    )
+    selection.cached('transpose', lambda: (transpose, None))
+    return Tiles(selection, types[:-1], offsets, tiles[:-1])
 
 
-def _gather(x, places, dtype):
-    """Return the rows of x at `places` in a dtype, and zeros for places of -1."""
-    if isinstance(x, numpy.ndarray):
-        y = numpy.zeros(places.shape + x.shape[1:], dtype)
-        y[places >= 0] = x[places[places >= 0]]
-        return y
-    y = cuda.cupy.empty(places.shape + x.shape[1:], dtype)
-    cuda.elementwise(
-        'raw T x, raw int32 places, int32 n_columns',
-        'U y',
-        """
-        const ptrdiff_t place = places[i / n_columns];
-        y = place < 0 ? (U)0 : (U)x[place * n_columns + i % n_columns];""",
-        'bspmm_gather',
-    )(x, places, x.shape[1], y)
-    return y
-
-
-def _sum_by_type(partials, types, n_types):
-    """Return the sum (n_types, ...) of the partial sums of each type's tiles."""
-    if isinstance(partials, numpy.ndarray):
-        return numpy.stack([partials[types == k].sum(axis=0) for k in range(n_types)])
-    y = cuda.cupy.empty((n_types, *partials.shape[1:]), partials.dtype)
-    cuda.elementwise(
-        'raw T partials, raw int32 types, int32 n_tiles, int64 size',
-        'T y',
-        """
-        T sum = 0;
-        for (int tile = 0; tile < n_tiles; ++tile)
-            if (types[tile] == i / size) sum += partials[tile * size + i % size];
-        y = sum;""",
-        'bspmm_sum_by_type',
-    )(partials, types, len(types), math.prod(partials.shape[1:]), y)
-    return y
+def _scattered(xp, values, at):
+    """Return an int32 array with `values` at their places, and zeros elsewhere; -1 is no place."""
+    found = xp.zeros(len(values) + 1, numpy.int32)
+    found[at] = values
+    return found[:-1]
 
 
 class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
     """Node of :func:`degree_linear_sigmoid`; inputs are x, the weights, then as many biases."""
+
+    _adds_more = True
 
     def __init__(self, adj):
         self._adj = adj
@@ -192,16 +219,16 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
                 by_relation=True,
                 longest=self._adj.longest,
             )
-        self._adds_more = self._layer is not None
         if self._layer is not None:
             rows, _ = degree_rows(self._adj, n_types, x.dtype)
             self._y = layer_forward(self._layer, rows, x, self._joined)
             return self._y
         groups = degrees_of(self._adj, n_types).groups
         self._sums = groups.split(bspmm_forward(self._adj, x))
-        y = groups.product(self._sums, weights, x.dtype)
+        self._stacked = groups.stacked(weights, x.dtype)
+        y = groups.product(self._sums, self._stacked)
         bias = concat(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
-        self._y = sigmoid(y, bias)
+        self._y = groups.ended(y, bias)
         return self._y
 
     def _has_relations(self, x):
@@ -225,21 +252,17 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
                 more=self._more,
             )
             return (by_name['x'], *by_name['W'], *by_name['b_self'])
-        (gy,) = SigmoidGrad((None,)).forward((self._y, gy))
         groups = degrees_of(self._adj, n_types).groups
+        # All biases have the same gradient.
+        n_biases = n_types if indexes[-1] > n_types else 0
+        gy, of_biases = end_backward(self._y, gy, 'sigmoid', n_biases=n_biases)
         split = groups.split(gy)
         if 0 in indexes:
-            by_sums = groups.product(split, weights, gy.dtype, trans=True)
-            gradients[0] = bspmm_forward(self._adj, by_sums, trans=True)
+            by_sums = groups.joined(groups.product(split, self._stacked, trans=True), gy.dtype)
+            gradients[0] = bspmm_forward(self._adj, by_sums, residual=self._more, trans=True)
         if set(range(1, n_types + 1)) & set(indexes):
             gradients.update(enumerate(groups.gradients(split, self._sums, weights), 1))
-        if indexes[-1] > n_types:
-            # All biases have the same gradient, but separate arrays: optimizer hooks write to them.
-            rows = chainer_backend.get_array_module(gy).empty(
-                (n_types, gy.shape[1]), biases[0].dtype
-            )
-            rows[...] = row_sum(gy)
-            gradients.update(enumerate(rows, n_types + 1))
+        gradients.update(enumerate(of_biases, n_types + 1))
         return gradients
 
     def _composed(self, *inputs):

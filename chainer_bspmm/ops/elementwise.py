@@ -70,6 +70,7 @@ def activate(xp, activation, y):
 GRADIENTS = {
     'relu': 'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
     'tanh': 'gx = gy * ((T)1 - y * y)',
+    'sigmoid': 'gx = gy * y * ((T)1 - y)',
 }
 
 
@@ -88,6 +89,8 @@ def activation_gradient(activation, y, gy, dropout_ratio):
             numpy.subtract(1, factor, out=factor)
             factor *= gy
             return factor
+        if activation == 'sigmoid':
+            return gy * y * (1 - y)
         gx = (y > 0) * scale
         gx *= gy
         return gx

@@ -59,8 +59,9 @@ def summed_forward(adj, mapped, y, b_self, activation, dropout_ratio=0.0, draw=N
     """
     is_added = y is not None
     if not is_added:
+        shape = adj.indptr.size - 1, mapped.shape[1]
         with launch.device_of(mapped):
-            y = cuda.cupy.empty(mapped.shape, mapped.dtype)
+            y = cuda.cupy.empty(shape, mapped.dtype)
     _forward(
         y,
         b_self,
@@ -93,24 +94,27 @@ def _forward(
         )
 
 
-def end_backward(y, gy, activation, dropout_ratio=0.0, has_bias=False):
-    """Return the gradients of :func:`end_forward` with respect to the sums, and to a bias or None.
+def end_backward(y, gy, activation, dropout_ratio=0.0, n_biases=0):
+    """Return the gradient of :func:`end_forward` with respect to the sums, and a list for biases.
 
-    y is the result of the layer; None is enough for an identity without dropout. On a GPU the
-    gradient of the bias comes from `sum_partials`.
+    The list has the gradient of the bias `n_biases` times, in separate arrays, because optimizer
+    hooks write to them. On a GPU it comes from `sum_partials`. y is the result of the layer; None
+    is enough for an identity without dropout.
     """
     if not launch.on_gpu(gy):
         gy = activation_gradient(activation, y, gy, dropout_ratio)
-        return gy, row_sum(gy) if has_bias else None
+        total = row_sum(gy) if n_biases else None
+        return gy, [total.copy() for _ in range(n_biases)]
     is_passed = activation == 'identity' and not dropout_ratio
     z = gy
     if not is_passed:
         with launch.device_of(gy):
             z = cuda.cupy.empty(gy.shape, gy.dtype)
-    if is_passed and not has_bias:
-        return z, None
+    if is_passed and not n_biases:
+        return z, []
+    has_bias = n_biases > 0
     partials = _backward(y, gy, activation, dropout_ratio, has_bias, z=None if is_passed else z)
-    return z, sum_partials(partials, [_bias_part(gy)])[0] if has_bias else None
+    return z, sum_partials(partials, n_biases * [_bias_part(gy)]) if has_bias else []
 
 
 def summed_backward(
@@ -119,7 +123,7 @@ def summed_backward(
     """Return the gradients of :func:`summed_forward` with respect to `mapped`, y and a bias.
 
     `rows` is the result of `sparse.relations.transposed_rows`. The second gradient is None unless
-    `needs_z`, the third is as in :func:`end_backward`.
+    `needs_z`, the third unless `has_bias`.
     """
     with launch.device_of(gy):
         sums = cuda.cupy.empty(gy.shape, gy.dtype)

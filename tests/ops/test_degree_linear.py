@@ -45,7 +45,7 @@ def adjacency(xp, dtype, types=TYPES, way='relations'):
     adj = adj.to_device(device_of(xp))
     if way == 'tiled':
         degrees = degrees_of(adj, N_TYPES)
-        tiles = degree_linear.tiles_of(degrees.is_type, 2)
+        tiles = degree_linear.tiles_of(adj, degrees.is_type, 2)
         adj._cache['degrees', N_TYPES] = degrees._replace(groups=tiles)
     return adj
 
@@ -200,45 +200,94 @@ def test_degrees_are_found_once(monkeypatch):
     assert degrees_of(adj, 2).is_type.shape == (10, 2)
 
 
+def tiles_of_kinds(xp, kinds, n_types, n_rows):
+    """Return the tiles of nodes of these kinds, where -1 is no degree that counts."""
+    adj = BatchedCSR.from_matrices([numpy.eye(len(kinds))]).to_device(device_of(xp))
+    is_type = kinds[:, None] == numpy.arange(n_types)
+    return degree_linear.tiles_of(adj, xp.asarray(is_type), n_rows)
+
+
+def rows_of(matrix):
+    """Return the columns of a matrix's entries, row by row."""
+    indptr, indices = map(cuda.to_cpu, (matrix.indptr, matrix.indices))
+    return [indices[first:end].tolist() for first, end in zip(indptr, indptr[1:])]
+
+
 @pytest.mark.parametrize(
     'n_nodes, n_types, n_rows', [(37, 5, 4), (64, 3, 64), (0, 2, 8), (5, 1, 2)]
 )
 def test_tiles_have_nodes_of_one_degree_each(xp, n_nodes, n_types, n_rows):
-    kinds = numpy.random.RandomState(0).randint(-1, n_types, n_nodes)  # -1: no degree that counts
-    tiles = degree_linear.tiles_of(xp.asarray(kinds[:, None] == numpy.arange(n_types)), n_rows)
-    nodes, places, types, all_tiles = map(cuda.to_cpu, tiles)
-    assert nodes.shape == (len(types), n_rows) == (n_nodes // n_rows + n_types, n_rows)
+    kinds = numpy.random.RandomState(0).randint(-1, n_types, n_nodes)
+    tiles = tiles_of_kinds(xp, kinds, n_types, n_rows)
+    types, offsets, all_tiles = map(cuda.to_cpu, (tiles.types, tiles.offsets, tiles.all))
+    assert len(types) == n_nodes // n_rows + n_types
     assert all_tiles.tolist() == list(range(len(types)))
+    selected = rows_of(tiles.selection)
+    assert len(selected) == len(types) * n_rows and max(map(len, selected)) <= 1
     for kind in range(n_types):
-        assert nodes[types == kind][nodes[types == kind] >= 0].tolist() == [
-            *numpy.flatnonzero(kinds == kind)
-        ]
-    for node, (kind, place) in enumerate(zip(kinds, places)):
-        assert place == -1 if kind < 0 else nodes.flat[place] == node
+        places = range(offsets[kind] * n_rows, offsets[kind + 1] * n_rows)
+        assert (types[offsets[kind] : offsets[kind + 1]] == kind).all()
+        nodes = [node for place in places for node in selected[place]]
+        assert nodes == numpy.flatnonzero(kinds == kind).tolist()
+    assert not any(selected[offsets[-1] * n_rows :])
+
+
+@pytest.mark.parametrize('n_nodes, n_types, n_rows', [(37, 5, 4), (0, 2, 8), (5, 1, 2)])
+def test_nodes_are_selected_from_their_places(xp, n_nodes, n_types, n_rows):
+    kinds = numpy.random.RandomState(0).randint(-1, n_types, n_nodes)
+    selection = tiles_of_kinds(xp, kinds, n_types, n_rows).selection
+    selected = rows_of(selection)
+    expected = [
+        [place for place, of in enumerate(selected) if node in of] for node in range(n_nodes)
+    ]
+    assert rows_of(selection.T) == expected
+    assert [len(places) for places in expected] == (kinds >= 0).tolist()
+    assert selection.shape == selection.T.shape[::-1]
 
 
 def test_there_are_tiles_enough_for_any_degrees(xp):
     for counts in itertools.product(range(5), repeat=3):
         kinds = numpy.repeat(range(3), counts)
-        tiles = degree_linear.tiles_of(xp.asarray(kinds[:, None] == numpy.arange(3)), 3)
-        places = cuda.to_cpu(tiles.places)
-        assert len({*places}) == len(kinds) and not (places < 0).any()
+        selected = rows_of(tiles_of_kinds(xp, kinds, 3, 3).selection)
+        assert sorted(node for of in selected for node in of) == list(range(len(kinds)))
 
 
-@pytest.mark.parametrize('dtypes', ['ff', 'ef', 'fe', 'dd'])
-def test_gather(gpu, dtypes):
-    x = features(numpy.random.RandomState(0), numpy, 5, 7, dtypes[0])
-    places = numpy.array([[4, -1, 0], [2, 2, -1]], 'i')
-    y = degree_linear._gather(gpu.put(x), gpu.put(places), numpy.dtype(dtypes[1]))
-    expected = degree_linear._gather(x, places, numpy.dtype(dtypes[1]))
-    numpy.testing.assert_array_equal(cuda.to_cpu(y), expected)
+def placed(gpu, tiles):
+    """Return tiles with all arrays on a GPU."""
+    selection, transpose = (
+        matrix.replace(
+            indptr=gpu.put(matrix.indptr),
+            indices=gpu.put(matrix.indices),
+            row_offsets=gpu.put(matrix.row_offsets),
+        )
+        for matrix in (tiles.selection, tiles.selection.T)
+    )
+    selection.cached('transpose', lambda: (transpose, None))
+    return degree_linear.Tiles(selection, *map(gpu.put, tiles[1:]))
 
 
-def test_sum_by_type(gpu):
-    partials = numpy.random.RandomState(0).randint(0, 9, (6, 3, 5)).astype('f')
-    types = numpy.array([0, 0, 2, 2, 2, 3], 'i')
-    y = degree_linear._sum_by_type(gpu.put(partials), gpu.put(types), 4)
-    numpy.testing.assert_array_equal(cuda.to_cpu(y), degree_linear._sum_by_type(partials, types, 4))
+@pytest.mark.parametrize('dtype', 'efd')
+def test_tiles_on_a_gpu(gpu, dtype):
+    """Rows are moved, added and ended by kernels; only cuBLAS multiplies by the weights."""
+    tiles = tiles_of_kinds(numpy, TYPES - 1, N_TYPES, 2)
+    rng = numpy.random.RandomState(0)
+    x = features(rng, numpy, len(TYPES), 5, dtype)
+    weights, biases = parameters(rng, numpy, 5, 3, dtype)
+    on_gpu = placed(gpu, tiles)
+    split = on_gpu.split(gpu.put(x))
+    numpy.testing.assert_array_equal(cuda.to_cpu(split), tiles.split(x))
+    assert split.dtype == ('f' if dtype == 'e' else dtype)
+
+    rows = features(rng, numpy, tiles.selection.n_rows, 3, 'f' if dtype == 'e' else dtype)
+    joined = on_gpu.joined(gpu.put(rows), numpy.dtype(dtype))
+    numpy.testing.assert_array_equal(cuda.to_cpu(joined), tiles.joined(rows, numpy.dtype(dtype)))
+    ended = on_gpu.ended(gpu.put(rows), gpu.put(biases[0]))
+    assert_close(ended, tiles.ended(rows, biases[0]), dtype)
+
+    found = on_gpu.gradients(gpu.put(rows.reshape(-1, 2, 3)), split, [gpu.put(W) for W in weights])
+    expected = tiles.gradients(rows.reshape(-1, 2, 3), tiles.split(x), weights)
+    assert_close(found, expected, dtype)
+    assert found.shape == (N_TYPES, 3, 5) and found.dtype == dtype
 
 
 @pytest.mark.parametrize(

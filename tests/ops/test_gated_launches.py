@@ -6,7 +6,9 @@ import pytest
 from chainer import functions
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.ops.gates import launches
 from chainer_bspmm.ops.gates.gated_linear import GatedLinear
 from chainer_bspmm.ops.gates.gru_step import GRUStep
 from chainer_bspmm.ops.gates.launches import gated_step_backward, gated_step_forward
@@ -217,3 +219,33 @@ def test_only_what_is_wanted(gpu, monkeypatch):
         assert [gradient is None for gradient in found] == [dtype is None for dtype in dtypes]
         assert gpu.names == {'gated_step'} | launched
     assert [[shape for _, shape, _ in parts] for parts in summed] == [[(4,), (4, 8)]]
+
+
+@pytest.mark.parametrize(
+    'n_in, n_out, n_rows, n_matrices, expected',
+    [
+        (64, 256, 8192, 2, True),  # RelGCN's readout, of 256 units
+        (64, 256, 8191, 2, False),
+        (63, 256, 8192, 2, False),
+        (64, 255, 8192, 2, False),
+        (64, 256, 8192, 6, False),  # a step of a recurrent unit
+        (64, 512, 2048, 2, True),
+        (64, 512, 2047, 2, False),
+        (128, 64, 10**6, 2, False),  # GGNN's readout, of 64 units
+        (256, 256, 1024, 6, True),  # as any layer
+    ],
+)
+def test_wide_gates_are_products(monkeypatch, n_in, n_out, n_rows, n_matrices, expected):
+    monkeypatch.setattr(gemm, 'is_tf32', lambda dtype: False)
+    x = numpy.zeros((n_rows, 1), 'f')
+    for widths in (n_in, 0, n_out), (n_in - 1, 1, n_out):
+        assert launches._are_products(x, widths, n_matrices) is expected
+        assert not launches._are_products(x.astype('d'), widths, n_matrices)
+
+
+def test_in_tf32_the_number_of_rows_does_not_decide(monkeypatch):
+    monkeypatch.setattr(gemm, 'is_tf32', lambda dtype: True)
+    for n_rows in (1, 8192):
+        x = numpy.empty((n_rows, 1), 'f')
+        assert launches._are_products(x, (64, 0, 256), 2)
+        assert not launches._are_products(x, (64, 0, 128), 2)

@@ -39,7 +39,7 @@ def assert_near(actual, expected, dtype, largest=1):
 
 every_end = pytest.mark.parametrize(
     'dtype, shape, activation, has_bias',
-    cases(SHAPES, ('identity', 'relu', 'tanh'), (False, True)),
+    cases(SHAPES, ('identity', 'relu', 'tanh', 'sigmoid'), (False, True)),
     ids=str,
 )
 
@@ -76,14 +76,13 @@ def test_gradients(gpu, dtype, shape, activation, has_bias):
     function, derivative = ACTIVATIONS[activation]
     y = function(drawn(shape, dtype).astype('d')).astype(dtype)
     gy = drawn(shape, dtype, seed=1)
-    z, bias = end_backward(gpu.put(y), gpu.put(gy), activation, has_bias=has_bias)
+    z, of_biases = end_backward(gpu.put(y), gpu.put(gy), activation, n_biases=2 * has_bias)
     expected = gy.astype('d') * derivative(y.astype('d'))
     assert_near(z, expected, dtype)
-    if has_bias:
-        bound = BOUND[dtype] * max(abs(expected).sum(axis=0).max(), 1)
+    assert len(of_biases) == 2 * has_bias
+    bound = BOUND[dtype] * max(abs(expected).sum(axis=0).max(), 1)
+    for bias in of_biases:
         assert abs(cuda.to_cpu(bias) - expected.sum(axis=0)).max() <= bound
-    else:
-        assert bias is None
 
 
 @pytest.mark.parametrize('activation', ['identity', 'relu'])
@@ -172,6 +171,16 @@ def test_a_row_without_neighbours_takes_no_nan(gpu):
     numpy.testing.assert_array_equal(cuda.to_cpu(y), [[2], [0], [0]])
 
 
+def test_rows_are_selected(gpu):
+    """A matrix may have more columns than rows: it selects rows, where each row has one entry."""
+    mapped = drawn((7, 4), 'f')
+    b = drawn(4, 'f', seed=1)
+    selection = side(gpu, numpy.eye(3, 7, dtype='f')[None, ::-1], is_weighted=False)
+    y = summed_forward(selection, gpu.put(mapped), None, gpu.put(b), 'sigmoid')
+    assert y.shape == (3, 4)
+    assert_near(y, 1 / (1 + numpy.exp(-(mapped[2::-1].astype('d') + b))), 'f')
+
+
 @pytest.mark.parametrize(
     'n_relations, longest, expected', [(1, 128, True), (1, 129, False), (2, 4, False)]
 )
@@ -188,7 +197,7 @@ def test_a_nan_stays(gpu):
 
 def test_gradients_that_lie_apart(gpu):
     gy = gpu.put(drawn((8, 12), 'f'))[:, ::2]
-    z, bias = end_backward(None, gy, 'identity', has_bias=True)
+    z, (bias,) = end_backward(None, gy, 'identity', n_biases=1)
     numpy.testing.assert_array_equal(cuda.to_cpu(z), cuda.to_cpu(gy))
     assert_near(bias, cuda.to_cpu(gy).astype('d').sum(axis=0), 'f')
 
@@ -197,9 +206,9 @@ def test_gradients_that_lie_apart(gpu):
 def test_no_rows(gpu, has_bias):
     y = gpu.put(numpy.empty((0, 4), 'f'))
     end_forward(y, gpu.put(numpy.ones(4, 'f')), 'relu')
-    z, bias = end_backward(y, y, 'relu', has_bias=has_bias)
+    z, of_biases = end_backward(y, y, 'relu', n_biases=int(has_bias))
     assert z.shape == (0, 4)
-    assert bias is None or not cuda.to_cpu(bias).any()
+    assert not any(cuda.to_cpu(bias).any() for bias in of_biases)
 
 
 def test_nothing_is_launched_for_an_identity(gpu):

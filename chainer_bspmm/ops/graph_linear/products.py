@@ -125,9 +125,9 @@ def backward(
             gx = dot(mapped, W)
             gradients['x'] = _plus(gx if z is None else dot(z, W_self, to=gx), more)
         return gradients
-    gy, gradients['b_self'] = end_backward(
-        y, gy, activation, dropout_ratio, has_bias='b_self' in needed
-    )
+    gy, of_biases = end_backward(y, gy, activation, dropout_ratio, int('b_self' in needed))
+    if of_biases:
+        (gradients['b_self'],) = of_biases
     if 'W_self' in needed:
         (gradients['W_self'],) = shared(dot(gy.T, x))
     if W is None:
