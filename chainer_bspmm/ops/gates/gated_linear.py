@@ -44,8 +44,8 @@ class GatedLinear(FusedNode):
         both = dot(x, W.T)
         if len(parameters) == 4:
             end_forward(both, concat(parameters[2:]).astype(dtype, copy=False), 'identity')
-        gate, value, y = _gated(both, self._is_tanh)
-        self._saved = x, W, gate, value
+        *maps, y = _gated(both, self._is_tanh)
+        self._saved = x, W, maps
         return y
 
     def _operands(self, inputs):
@@ -76,8 +76,8 @@ class GatedLinear(FusedNode):
             )
             by_parts = [gx] if other is None else [gx, g_other]
             return [*by_parts, gW_gate, gW_value, gb_gate, gb_value]
-        x, W, gate, value = self._saved
-        g = _gated_gradient(gy, gate, value, self._is_tanh)
+        x, W, maps = self._saved
+        g = _gated_gradient(gy, *maps, is_tanh=self._is_tanh)
         gradients = {}
         start = 0
         for i, part in enumerate(inputs[:first]):
@@ -100,9 +100,11 @@ class GatedLinear(FusedNode):
 
 
 def _gated(both, is_tanh):
-    """Return the gate, the activated value and their product.
+    """Return what :func:`_gated_gradient` needs, one or two arrays, and the gated rows.
 
-    `both`: (n_rows, 2 * n_out), the results of the two maps side by side.
+    `both`: (n_rows, 2 * n_out), the results of the two maps side by side. On a GPU, which waits for
+    its memory, it is kept, and the gate is calculated again. On a host the gate and the activated
+    value are kept.
     """
     n = both.shape[1] // 2
     if isinstance(both, numpy.ndarray):
@@ -113,25 +115,35 @@ def _gated(both, is_tanh):
         if is_tanh:
             numpy.tanh(value, out=value)
         return gate, value, gate * value
-    gate, value, y = (cuda.cupy.empty((len(both), n), both.dtype) for _ in range(3))
-    return cuda.elementwise(
+    y = cuda.cupy.empty((len(both), n), both.dtype)
+    cuda.elementwise(
         'raw T both, int32 n',
-        'T gate, T value, T y',
-        """
-        ptrdiff_t start = i / n * 2 * n + i %% n;
-        gate = SIGMOID(both[start]);
-        value = %s;
-        y = gate * value"""
-        % ('tanh(both[start + n])' if is_tanh else 'both[start + n]'),
+        'T y',
+        _gate_and_value(is_tanh) + 'y = gate * value',
         'bspmm_gated',
         preamble=SIGMOID,
-    )(both, n, gate, value, y)
+    )(both, n, y)
+    return both, y
 
 
-def _gated_gradient(gy, gate, value, is_tanh):
+def _gate_and_value(is_tanh):
+    """Return code that calculates the gate and the activated value of element i of the result."""
+    value = 'tanh(both[start + n])' if is_tanh else 'both[start + n]'
+    return (
+        """
+        const ptrdiff_t start = i / n * 2 * n + i %% n;
+        const T gate = SIGMOID(both[start]);
+        const T value = %s;
+        """
+        % value
+    )
+
+
+def _gated_gradient(gy, both_or_gate, value=None, *, is_tanh):
     """Return the gradient with respect to the results of the two maps, side by side."""
     n_rows, n = gy.shape
-    if isinstance(gy, numpy.ndarray):
+    if value is not None:
+        gate = both_or_gate
         g_value = gy * gate
         g_gate = 1 - gate
         g_gate *= value
@@ -140,17 +152,19 @@ def _gated_gradient(gy, gate, value, is_tanh):
             g_value *= 1 - value * value
         return numpy.concatenate([g_gate, g_value], axis=1)
     g = cuda.cupy.empty((n_rows, 2 * n), gy.dtype)
+    of_value = 'by_value * ((T)1 - value * value)' if is_tanh else 'by_value'
     cuda.elementwise(
-        'T gy, T gate, T value, int32 n',
+        'T gy, raw T both, int32 n',
         'raw T g',
-        """
-        ptrdiff_t start = i / n * 2 * n + i %% n;
-        T by_value = gy * gate;
+        _gate_and_value(is_tanh)
+        + """
+        const T by_value = gy * gate;
         g[start] = by_value * value * ((T)1 - gate);
         g[start + n] = %s"""
-        % ('by_value * ((T)1 - value * value)' if is_tanh else 'by_value'),
+        % of_value,
         'bspmm_gated_gradient',
-    )(gy, gate, value, n, g)
+        preamble=SIGMOID,
+    )(gy, both_or_gate, n, g)
     return g
 
 
