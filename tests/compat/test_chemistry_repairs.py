@@ -488,5 +488,6 @@ def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
 def test_what_is_no_matrix_is_refused_also_after_a_matrix():
     transformer = shape_transformer_to_2d.ShapeTransformerTo2D(axis=1)
     transformer.transform(numpy.zeros((3, 2), 'f'))
-    with pytest.raises(ValueError, match='2-dim array is expected'):
-        transformer.inverse_transform(numpy.zeros((3, 2, 4), 'f'))
+    for shape in (3, 2, 4), (6,):
+        with pytest.raises(ValueError, match='2-dim array is expected'):
+            transformer.inverse_transform(numpy.zeros(shape, 'f'))

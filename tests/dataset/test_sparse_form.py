@@ -88,6 +88,15 @@ def test_examples_of_parts_are_found_in_the_whole(order):
     assert [whole[i] for i in found] == [part[i] for i in index.tolist()]
 
 
+def test_a_form_of_one_example_is_current():
+    examples = [example(ONE)]
+    form = sparse_form.open_form(examples)
+    assert form.is_current(numpy.array([0]))
+    examples[0] = example(ONE)
+    assert not form.is_current(numpy.array([0]))
+    form.close()
+
+
 @pytest.mark.parametrize('wrong', [-1, 5, 7])
 def test_an_index_out_of_a_part_is_not_found(wrong):
     part = SubDataset(list(range(10)), 2, 7)

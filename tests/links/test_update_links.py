@@ -13,6 +13,8 @@ from chainer.links import BatchNormalization, StatelessGRU
 from chainer_chemistry.links import GraphLinear, GraphMLP
 
 from chainer_bspmm import links, sparsify
+from chainer_bspmm.links.inner import UnknownLayer
+from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.sparse import BatchedCSR
 from tests.support import device_of, random_matrix, relative_error
 from tests.support.cases import pairs
@@ -425,3 +427,12 @@ def test_bad_input(make, shape, adj, error, message):
         adj = BatchedCSR.from_matrices([numpy.ones((adj, 2, 2), 'f')])
     with pytest.raises(error, match=message):
         make()(numpy.ones(shape, 'f'), adj)
+
+
+@pytest.mark.parametrize('name', ['forward', '__call__'])
+def test_a_layer_whose_class_was_patched_is_refused(monkeypatch, name):
+    layer = chainer.links.Linear(3, 2)
+    parameters_of(layer, 3)
+    monkeypatch.setattr(chainer.links.Linear, name, lambda self, x: 2 * x)
+    with pytest.raises(UnknownLayer, match='expected exactly a GraphLinear or Linear'):
+        parameters_of(layer, 3)

@@ -31,6 +31,12 @@ def graph(kind='GINSparse', **options):
     return DATA[kind](edge_lists([N], **options)[0])
 
 
+def relabelled(y):
+    data = graph()
+    data.y = y
+    return data
+
+
 @pytest.fixture
 def captured(device, monkeypatch):
     """Capture the function's steps, also on the host; list of the updaters that it makes."""
@@ -160,6 +166,11 @@ def test_default_extensions(tmp_path):
             {'data': graph(n_classes=None)},
             ValueError,
             'data.y: expected a label for each of 80 nodes, got None',
+        ),
+        (
+            {'data': relabelled(numpy.zeros((40, 2), 'i'))},
+            ValueError,
+            'data.y: expected a label for each of 80 nodes, got shape (40, 2)',
         ),
         (
             {'data': (1, 2)},
