@@ -106,15 +106,17 @@ class Tiles(NamedTuple):
     def split(self, x):
         """Return rows as (n_tiles, n_rows, n), float16 as float32: partial sums are not rounded."""
         x = x.astype(numpy.promote_types(x.dtype, numpy.float32), copy=False)
-        return bspmm_forward(self.selection, x).reshape(len(self.types), -1, x.shape[1])
+        n_tiles = len(self.types)
+        shape = n_tiles, self.selection.n_rows // n_tiles, x.shape[1]
+        return bspmm_forward(self.selection, x).reshape(shape)
 
     def stacked(self, weights, dtype):
         dtype = numpy.promote_types(dtype, numpy.float32)
-        return concat(weights).astype(dtype, copy=False).reshape(-1, *weights[0].shape)
+        return concat(weights).astype(dtype, copy=False).reshape(len(weights), *weights[0].shape)
 
     def product(self, x, weights, trans=False):
         y = dot_selected(x, weights if trans else weights.swapaxes(1, 2), self.types)
-        return y.reshape(-1, y.shape[2])
+        return y.reshape(self.selection.n_rows, y.shape[2])
 
     def joined(self, y, dtype):
         return bspmm_forward(self.selection, y.astype(dtype, copy=False), trans=True)
@@ -127,7 +129,7 @@ class Tiles(NamedTuple):
 
     def gradients(self, gy, x, weights):
         partials = dot_selected(gy.swapaxes(1, 2), x, self.all)
-        rows = partials.reshape(len(partials), -1)
+        rows = partials.reshape(len(partials), weights[0].size)
         sums = segment_sum_forward(rows, self.offsets).reshape(len(weights), *weights[0].shape)
         return sums.astype(weights[0].dtype, copy=False)
 
@@ -253,16 +255,15 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
             )
             return (by_name['x'], *by_name['W'], *by_name['b_self'])
         groups = degrees_of(self._adj, n_types).groups
-        # All biases have the same gradient.
-        n_biases = n_types if indexes[-1] > n_types else 0
-        gy, of_biases = end_backward(self._y, gy, 'sigmoid', n_biases=n_biases)
+        biases_needed = [i for i in indexes if i > n_types]  # all have the same gradient
+        gy, of_biases = end_backward(self._y, gy, 'sigmoid', n_biases=len(biases_needed))
         split = groups.split(gy)
         if 0 in indexes:
             by_sums = groups.joined(groups.product(split, self._stacked, trans=True), gy.dtype)
             gradients[0] = bspmm_forward(self._adj, by_sums, residual=self._more, trans=True)
         if set(range(1, n_types + 1)) & set(indexes):
             gradients.update(enumerate(groups.gradients(split, self._sums, weights), 1))
-        gradients.update(enumerate(of_biases, n_types + 1))
+        gradients.update(zip(biases_needed, of_biases))
         return gradients
 
     def _composed(self, *inputs):

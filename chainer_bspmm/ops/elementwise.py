@@ -70,7 +70,6 @@ def activate(xp, activation, y):
 GRADIENTS = {
     'relu': 'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
     'tanh': 'gx = gy * ((T)1 - y * y)',
-    'sigmoid': 'gx = gy * y * ((T)1 - y)',
 }
 
 
@@ -81,7 +80,6 @@ def activation_gradient(activation, y, gy, dropout_ratio):
     """
     if activation == 'identity':
         return gy
-    formula = GRADIENTS[activation]
     scale = y.dtype.type(1 / (1 - dropout_ratio))
     if isinstance(gy, numpy.ndarray):
         if activation == 'tanh':
@@ -95,7 +93,8 @@ def activation_gradient(activation, y, gy, dropout_ratio):
         gx *= gy
         return gx
     name = 'bspmm_%s_grad' % activation
-    return cuda.elementwise('T y, T gy, T scale', 'T gx', formula, name)(y, gy, scale)
+    kernel = cuda.elementwise('T y, T gy, T scale', 'T gx', GRADIENTS[activation], name)
+    return kernel(y, gy, scale)
 
 
 def sigmoid(x, bias=None):

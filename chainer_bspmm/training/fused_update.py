@@ -90,8 +90,8 @@ HOOKS = {
 }
 _MAX_HOOKS = 16  # each takes two bits of a 32-bit word
 
-# Attributes of update rules.
-_enabled, _hyperparam, _t = map(operator.attrgetter, ('enabled', 'hyperparam', 't'))
+# Attributes of update rules, and the attributes of a rule's hyperparameters.
+_enabled, _t, _own = map(operator.attrgetter, ('enabled', 't', 'hyperparam.__dict__'))
 
 
 def why_unsupported(optimizer):
@@ -207,7 +207,6 @@ class FusedUpdate:
         self._params = list(optimizer.target.params())
         self._rules = [param.update_rule for param in self._params]
         self._lacks_rules = None in self._rules
-        self._of_rules, self._own = [], []  # hyperparameters of rules, and their attributes
         self._hooks = list(optimizer._hookable._pre_update_hooks.values())
         self._kinds = [HOOKS[type(hook)][0] for hook in self._hooks]
         self._width = self._method.n_numbers
@@ -273,11 +272,8 @@ class FusedUpdate:
         """
         if self._lacks_rules or not all(map(_enabled, self._rules)):
             return False
-        hyperparams = list(map(_hyperparam, self._rules))
-        if hyperparams != self._of_rules:  # in the first step, and if one was replaced
-            self._of_rules = hyperparams
-            self._own = list(map(vars, hyperparams))
-        return self._own == [{'_parent': common}] * len(self._own)
+        own = list(map(_own, self._rules))
+        return own == [{'_parent': common}] * len(own)
 
     def advance(self):
         """Count the step, as ``optimizer.update()`` does, and return its numbers, (n_numbers,)."""

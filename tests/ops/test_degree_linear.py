@@ -100,6 +100,21 @@ def test_values(xp, types, dtype, way):
 
 
 @pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('n_in, n_out', [(0, 3), (3, 0)])
+def test_features_without_channels(xp, way, n_in, n_out):
+    adj = adjacency(xp, 'float32', way=way)
+    rng = numpy.random.RandomState(0)
+    x = chainer.Variable(features(rng, xp, len(TYPES), n_in, 'float32'))
+    weights, biases = parameters(rng, xp, n_in, n_out, 'float32')
+    weights = list(map(chainer.Variable, weights))
+    y = degree_linear_sigmoid(adj, x, weights, biases)
+    assert_close(y.array, loop(adj, TYPES, x.array, [W.array for W in weights], biases), 'float32')
+    functions.sum(y).backward()
+    assert x.grad.shape == (len(TYPES), n_in) and not cuda.to_cpu(x.grad).any()
+    assert all(W.grad.shape == (n_out, n_in) for W in weights)
+
+
+@pytest.mark.parametrize('way', WAYS)
 def test_gradients(xp, way):
     layer, arrays = layer_of(xp, way)
     check_gradients(lambda *inputs: layer(*inputs) ** 2, *arrays)
@@ -274,6 +289,9 @@ def test_tiles_on_a_gpu(gpu, dtype):
     x = features(rng, numpy, len(TYPES), 5, dtype)
     weights, biases = parameters(rng, numpy, 5, 3, dtype)
     on_gpu = placed(gpu, tiles)
+    stacked = on_gpu.stacked([gpu.put(W) for W in weights], numpy.dtype(dtype))
+    numpy.testing.assert_array_equal(cuda.to_cpu(stacked), numpy.stack(weights))
+    assert stacked.dtype == ('f' if dtype == 'e' else dtype)
     split = on_gpu.split(gpu.put(x))
     numpy.testing.assert_array_equal(cuda.to_cpu(split), tiles.split(x))
     assert split.dtype == ('f' if dtype == 'e' else dtype)

@@ -72,6 +72,21 @@ def test_assignments_are_made_again(effects):
     assert owner.variable is variable and owner.array is array and owner.rows[0] is row
 
 
+@pytest.mark.parametrize('step, user', [((), [5]), ((7,), []), ((7,), [7, 7])], ids=str)
+def test_a_list_that_a_user_changes_is_again_what_a_step_makes_of_it(step, user):
+    """Nobody keeps an array, so only the list itself can tell that it was changed."""
+    items = [1]
+    place = Items(items, '')
+    before = place.save()
+    items[:] = step
+    made = Effects([(place, place.changes(before))])
+    for _ in range(2):
+        made.repeat({}, {})
+        assert items == list(step)
+        items[:] = user
+        assert not made.are_kept(nothing)
+
+
 def test_nobody_keeps_anything(effects):
     owner, made = effects
     assert not made.are_kept(nothing)

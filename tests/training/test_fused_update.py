@@ -250,6 +250,52 @@ def test_hyperparameters_of_one_rule_are_seen_though_nothing_else_changed():
     assert set(update.advance().reshape(4, -1)[:, 3]) == {1e-8}
 
 
+def rates(update):
+    """Return the learning rate of each parameter in the next step."""
+    update.variants()
+    return update.advance().reshape(4, -1)[:, 0].tolist()
+
+
+def test_hyperparameters_that_are_replaced():
+    optimizer = optimizer_of(lambda: optimizers.SGD(0.25))
+    update = FusedUpdate(optimizer)
+    assert rates(update) == [0.25] * 4
+    rule = optimizer.target.p002.update_rule
+    rule.hyperparam = chainer.optimizer.Hyperparameter(optimizer.hyperparam)
+    rule.hyperparam.lr = 0.5
+    assert rates(update) == [0.25, 0.25, 0.5, 0.25]
+    rule.hyperparam.__dict__ = {'_parent': optimizer.hyperparam, 'lr': 0.75}
+    assert rates(update) == [0.25, 0.25, 0.75, 0.25]
+    other = chainer.optimizer.Hyperparameter()
+    vars(other).update(lr=2.0)
+    rule.hyperparam.__dict__ = {'_parent': other}
+    assert rates(update) == [0.25, 0.25, 2, 0.25]
+    rule.enabled = False
+    assert rates(update) == [0.25, 0.25, 0, 0.25]
+
+
+def test_a_parameter_that_was_frozen_for_some_steps_has_its_own_counter():
+    optimizer = optimizer_of()
+    plain = optimizer_of()
+    update = FusedUpdate(optimizer)
+    for is_enabled in (True, False, True):
+        for each in (optimizer, plain):
+            each.target.p002.update_rule.enabled = is_enabled
+        plain.target.cleargrads()
+        plain.update()
+        found = rates(update)
+    expected = [param.update_rule.alpha_t for param in plain.target.params()]
+    assert found == expected and len(set(expected)) == 2
+
+
+def test_a_parameter_without_an_update_rule():
+    optimizer = optimizer_of(lambda: optimizers.SGD(0.25))
+    optimizer.target.p002.update_rule = None
+    update = FusedUpdate(optimizer)
+    assert rates(update) == [0.25, 0.25, 0, 0.25]
+    assert update.variants()[2] is None
+
+
 def test_scratch_memory_stays(monkeypatch):
     """Captured graphs keep writing to scratch memory, even if others are prepared later."""
     monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)

@@ -181,7 +181,7 @@ def _are_products(x, widths, n_matrices):
     n_out = widths[2]
     if gemm.products_are_faster(x.dtype, len(x), n_in, n_out, n_matrices):
         return True
-    if x.dtype.char != 'f' or gemm.is_tf32(x.dtype) or n_matrices > 2:
+    if x.dtype.char != 'f' or n_matrices > 2:
         return False
     return any(
         n_in >= inputs and n_out >= outputs and len(x) >= n_rows
