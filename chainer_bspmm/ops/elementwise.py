@@ -89,6 +89,8 @@ def activation_gradient(activation, y, gy, dropout_ratio):
             return factor
         if activation == 'sigmoid':
             return gy * y * (1 - y)
+        if activation != 'relu':
+            raise NotImplementedError(activation)
         gx = (y > 0) * scale
         gx *= gy
         return gx

@@ -8,8 +8,9 @@ import pytest
 from chainer import functions
 from chainer.backends import cuda
 
+from chainer_bspmm.ops.gates import gated_linear as module
 from chainer_bspmm.ops.gates.gated_linear import gated_linear
-from tests.support import DTYPES
+from tests.support import DTYPES, relative_error
 from tests.support.gradients import assert_same_outcome, check_gradients, outcome
 
 N, OUT = 9, 4
@@ -122,3 +123,19 @@ def test_what_does_not_fit(change, message):
     pair = numpy.ones((4, 5)), numpy.ones(4)
     with pytest.raises(ValueError, match=message):
         gated_linear(**{'parts': [numpy.ones((9, 5))], 'gate': pair, 'value': pair, **change})
+
+
+@pytest.mark.parametrize('is_tanh', [False, True])
+@pytest.mark.parametrize('dtype, bound', [('e', 5e-3), ('f', 1e-6), ('d', 1e-14)])
+def test_gates_of_products(gpu, dtype, bound, is_tanh):
+    """A GPU keeps the maps and calculates the gate again, a host keeps the gate and the value."""
+    rng = numpy.random.RandomState(0)
+    both = rng.uniform(-3, 3, (5, 14)).astype(dtype)
+    gy = rng.uniform(-1, 1, (5, 7)).astype(dtype)
+    *kept, y = module._gated(gpu.put(both), is_tanh)
+    assert len(kept) == 1
+    g = module._gated_gradient(gpu.put(gy), *kept, is_tanh=is_tanh)
+    *on_host, expected = module._gated(both.astype('d'), is_tanh)
+    assert y.dtype == dtype and relative_error(y, expected) < bound
+    expected = module._gated_gradient(gy.astype('d'), *on_host, is_tanh=is_tanh)
+    assert g.dtype == dtype and relative_error(g, expected) < bound

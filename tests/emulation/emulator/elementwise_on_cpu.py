@@ -35,7 +35,7 @@ def _parameters(text):
         yield bool(raw), kind, name
 
 
-def elementwise(put, in_params, out_params, operation, name, options=()):
+def elementwise(put, in_params, out_params, operation, name, options=(), preamble=''):
     """Return a stand-in for CuPy's ``ElementwiseKernel`` with the same arguments.
 
     put: function from a NumPy array to a device array. New outputs are filled with NaN. As in CuPy,
@@ -84,9 +84,9 @@ def elementwise(put, in_params, out_params, operation, name, options=()):
             if len(kind) == 1
         )
         run = _build(
-            '%s%s\nextern "C" void run(long size, %s)\n{\n'
+            '%s%s\n%s\nextern "C" void run(long size, %s)\n{\n'
             'for (long i = 0; i < size; ++i) {\n%s\n%s;\n}\n}\n'
-            % (HEADER, aliases, ', '.join(signature), '\n'.join(in_loop), operation),
+            % (HEADER, aliases, preamble, ', '.join(signature), '\n'.join(in_loop), operation),
             tuple(OPTIONS[option] for option in options),
         )
         addresses = [ctypes.c_void_p(place.ctypes.data) for place in places]
