@@ -156,7 +156,7 @@ def answers(
     jax_cpu,
     chemprop_gpu,
     chemprop_cpu,
-    widths=None,
+    widths,
 ):
     """Return question -> answer, with a link to its section; arguments are stored results."""
     ours, dense = (_milliseconds(captured, name) for name in (ON_DEVICE, UPSTREAM))
@@ -174,7 +174,7 @@ def answers(
         'large on a CPU': between(steps(jax_cpu, over_jax_on_cpu, ['1024'])),
         'small on a CPU': between(steps(jax_cpu, over_jax_on_cpu, ['32', '128'])),
     }
-    found = {
+    return {
         'How much faster is an epoch?': (
             "{epochs} times as fast as before in upstream's `run_train` on a GPU, validation "
             'included: [the two lines](#the-two-lines)'
@@ -184,6 +184,7 @@ def answers(
             'fast. Beside the same networks in JAX {FP32} times in FP32, {TF32} in TF32: [captured '
             'steps](#captured-training-steps)' % (between(ours), between(dense))
         ).format(**faster),
+        'With wide layers?': wide_layers(widths),
         'Prediction?': (
             '{predict} times as fast on a GPU from dense examples, whose conversion takes most of '
             'the time; {predict, sparse} times from a `SparseDataset`: [predict](#predict)'
@@ -220,6 +221,3 @@ def answers(
             'as well or better: [how well they learn](learning.md)'
         ),
     }
-    if widths is not None:
-        found['With wide layers?'] = wide_layers(widths)
-    return found

@@ -483,7 +483,8 @@ def _spread(values):
 
 
 DRAWN = {
-    draw.__name__: draw for draw in (figures, roofline, captured, jax, command, two_lines, scaling)
+    draw.__name__: draw
+    for draw in (figures, roofline, captured, jax, command, two_lines, widths, scaling)
 }
 
 

@@ -5,6 +5,7 @@
 """
 
 import functools
+import itertools
 import json
 import re
 
@@ -302,6 +303,21 @@ def widths_jax(result):
     return _by_model("JAX's time over ours: FP32, TF32", rows)
 
 
+def widths_products(result):
+    """Device times of captured steps of wide layers, over the times of their products alone."""
+    rows = {}
+    for units, methods in sorted(result['data'].items(), key=lambda item: int(item[0])):
+        for n_batch, precision in itertools.product(('128', '1024'), PRECISIONS):
+            title = '%s units, batch %s, %s' % (units, f'{int(n_batch):,}', precision)
+            for method, of in methods.items():
+                cell = of['batches'].get(n_batch, {'milliseconds': {}})
+                over = bench_widths.over_products(cell, precision)
+                if over is not None and int(units) >= bench_widths.WIDE:
+                    device = cell['milliseconds'][bench_widths.OURS[precision]]['device']
+                    rows.setdefault(title, {})[method] = '%.2f (%s)' % (over, number(device))
+    return _by_model("device time of a step over its products' (ms of a step)", rows)
+
+
 def tf32_errors(result):
     """Errors of loss and gradients of a step against float64, ours and upstream's."""
     heads = {
@@ -422,6 +438,7 @@ TABLES = {
             ('jax', True),
             ('chemprop', False),
             ('chemprop', True),
+            ('widths', False),
         ],
     ),
     'two_lines': (two_lines, [('two_lines', False)]),
@@ -440,6 +457,11 @@ TABLES = {
     'quality': (quality, [('quality', False)]),
     'chemprop': (chemprop, [('chemprop', True), ('chemprop', False)]),
     'scaling': (scaling, [('scaling', False)]),
+    'widths': (widths, [('widths', False)]),
+    'widths_jax': (widths_jax, [('widths', False)]),
+    'widths_products': (widths_products, [('widths', False)]),
+    'tf32_errors': (tf32_errors, [('tf32', False)]),
+    'tf32_trainings': (tf32_trainings, [('tf32', False)]),
 }
 
 

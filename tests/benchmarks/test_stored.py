@@ -10,7 +10,7 @@ pytest.importorskip('rdkit')
 from benchmarks import bench_command, harness  # NOQA: E402
 from benchmarks.products import figures  # NOQA: E402
 from benchmarks.training import bench_quality, bench_scaling, bench_steps  # NOQA: E402
-from benchmarks.training import bench_two_lines  # NOQA: E402
+from benchmarks.training import bench_two_lines, bench_widths  # NOQA: E402
 
 
 def stored(name, on_cpu=False):
@@ -30,6 +30,11 @@ def test_bars_of_steps(against, on_cpu):
 def test_bars_of_two_lines(on_cpu):
     result = stored('two_lines', on_cpu)
     assert bench_two_lines.bars(result, not on_cpu) == result['bars'] != {}
+
+
+def test_bars_of_widths():
+    result = stored('widths')
+    assert bench_widths.bars(result['data']) == result['bars'] != {}
 
 
 def test_summary_of_the_quality():

@@ -101,6 +101,16 @@ def test_widths_beside_jax():
     assert row == ['512 units, batch 128', '1.50, 2.00']
 
 
+def test_wide_layers_over_their_products():
+    names = tables.bench_widths.OURS
+    milliseconds = {names['FP32']: {'device': 0.75}, names['TF32']: {'device': 0.5}}
+    cell = {'milliseconds': milliseconds, 'products': {'FP32': 0.5, 'TF32': 0.4}}
+    methods = {'gin': {'batches': {'128': cell, '32': cell}}}
+    first, second = cells(tables.widths_products({'data': {'512': methods, '64': methods}}))
+    assert first == ['512 units, batch 128, FP32', '1.50 (0.75)']
+    assert second == ['512 units, batch 128, TF32', '1.25 (0.50)']
+
+
 def test_answer_about_wide_layers():
     upstream, ours = tables.bench_widths.UPSTREAM_S, tables.bench_widths.OURS
     times = {ours['FP32']: 0.5, ours['TF32']: 0.25, upstream['FP32']: 10.0, upstream['TF32']: 7.5}

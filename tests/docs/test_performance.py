@@ -52,15 +52,25 @@ def test_tables_are_of_the_stored_results(path):
 
 def test_every_table_is_on_a_page():
     text = ''.join(path.read_text() for path in tables.PAGES)
-    assert sorted(found[2] for found in tables.BLOCK.finditer(text)) == sorted(tables.TABLES)
+    assert {found[2] for found in tables.BLOCK.finditer(text)} == set(tables.TABLES)
 
 
-def test_all_results_are_of_one_commit():
+def commits(*folders):
+    paths = [path for name in folders for path in (harness.RESULTS / name).glob('*.json')]
+    return {json.loads(path.read_text())['conditions']['commit'] for path in paths}
+
+
+def test_the_results_of_a_gpu_are_of_one_commit():
     """Results that are not measured again are in other folders, with commits of their own."""
-    folders = [harness.RESULTS / name for name in (harness.GPU, 'cpu')]
-    paths = [path for folder in folders for path in folder.glob('*.json')]
-    commits = {json.loads(path.read_text())['conditions']['commit'] for path in paths}
-    assert len(commits) == 1, commits
+    newer, older = harness.GPUS
+    assert len(commits(newer, 'cpu')) == 1
+    assert len(commits(older)) == 1
+
+
+def test_a_result_is_of_one_gpu():
+    newer, older = harness.GPUS
+    names = {path.name for path in (harness.RESULTS / newer).iterdir()}
+    assert not names & {path.name for path in (harness.RESULTS / older).iterdir()}
 
 
 @pytest.mark.parametrize(
