@@ -141,7 +141,7 @@ def wide_layers(widths):
     units = between([int(units) for units in widths['data']], str)
     return (
         "At 256 units a step of 128 molecules is %s times as fast as upstream's in FP32 and %s in "
-        'TF32. Beside JAX, at %s units, %s times in FP32 and %s in TF32: [wide '
+        'TF32. At %s units JAX takes %s times as long as ours in FP32 and %s in TF32: [wide '
         'layers](#wide-layers)' % (*texts['upstream'], units, *texts['jax'])
     )
 
@@ -197,7 +197,7 @@ def answers(
             '%s: [the whole command](#the-whole-command)' % _commands(command, bench_command.COLD)
         ),
         'Several GPUs?': (
-            'A step of which each GPU has its own batch keeps this share of its speed: %s: '
+            'Each with a batch of its own, GPUs keep this share of the speed of one: %s: '
             '[several GPUs](several_gpus.md#how-it-scales)' % _several_gpus(scaling)
         ),
         'On a CPU?': (

@@ -46,6 +46,11 @@ compares the output and the gradient of every parameter; all of their errors are
 - Rows beyond a bound: {beyond}. On {machine}.
 {others}- Molecules are random, of {sizes} atoms; relations are not symmetric, no two
   atoms are equivalent. Dropout is off: its random numbers depend on the shape of the batch.
+- Options are named after arguments: "tied" and "untied" are `weight_tying`, "concatenated"
+  `concat_hidden`, "scaled" `scale_adj`, "within" `softmax_mode`, "slope" `negative_slope`, "atom
+  types" `n_atom_types`, "activated" an `activation`, "few degrees" `max_degree`, "off"
+  `with_gwm=False` or `with_wle=False`. "Features" are nodes with features instead of ids; "wide"
+  has 33 hidden channels.
 """
 PAGE_CRASHES = """
 Options that Chainer Chemistry's constructor accepts, but its forward pass does not:

@@ -66,7 +66,8 @@ def _faster(before, after):
 
 def _by_model(first, rows):
     """Return a table with a column for each model; `rows`: title -> method -> cell."""
-    methods = dict.fromkeys(method for row in rows.values() for method in row)
+    found = {method for row in rows.values() for method in row}
+    methods = [method for method in TITLES if method in found]
     lines = [[title, *(row.get(method) for method in methods)] for title, row in rows.items()]
     return table([first, *(TITLES[method] for method in methods)], lines)
 
@@ -97,7 +98,7 @@ def _beside_jax(result, ours, digits, ratios):
             found = [form('%.2f', over(cell)) or '-' for over in ratios.values()]
             row = rows.setdefault('%s, batch %s' % (NAMES[data], f'{int(n_batch):,}'), {})
             row[method] = '%s (%s)' % (', '.join(found), form('%%.%df' % digits, wall) or '-')
-    return _by_model("JAX's time over ours: %s (our ms)" % ', '.join(ratios), rows)
+    return _by_model("JAX's time divided by ours: %s (our ms)" % ', '.join(ratios), rows)
 
 
 def _walls(cell, names, digits=None):
@@ -300,7 +301,7 @@ def widths_jax(result):
                 if None not in over:
                     title = '%s units, batch %s' % (units, f'{int(n_batch):,}')
                     rows.setdefault(title, {})[method] = '%.2f, %.2f' % tuple(over)
-    return _by_model("JAX's time over ours: FP32, TF32", rows)
+    return _by_model("JAX's time divided by ours: FP32, TF32", rows)
 
 
 def widths_products(result):
@@ -315,7 +316,7 @@ def widths_products(result):
                 if over is not None and int(units) >= bench_widths.WIDE:
                     device = cell['milliseconds'][bench_widths.OURS[precision]]['device']
                     rows.setdefault(title, {})[method] = '%.2f (%s)' % (over, number(device))
-    return _by_model("device time of a step over its products' (ms of a step)", rows)
+    return _by_model("device time of a step divided by its products' (ms of the step)", rows)
 
 
 def tf32_errors(result):
@@ -334,7 +335,7 @@ def tf32_errors(result):
                 for name in heads
             ]
             rows.append(['%s, %s units' % (TITLES[method], units), *cells])
-    return table(['loss, gradients', *heads.values()], rows)
+    return table(['relative errors: loss, gradients', *heads.values()], rows)
 
 
 def tf32_trainings(result):
