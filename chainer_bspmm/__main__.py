@@ -19,8 +19,8 @@ def main():
     commands.add_parser(
         'info',
         help='versions, devices and a self-test, for a bug report',
-        description='Print versions and devices, and compare seven models with the dense ones on '
-        'each. The exit status is 1 if one is wrong.',
+        description='Print versions and devices, and compare seven sparse models with their dense '
+        'originals on every device. The exit status is 1 if a result is wrong.',
     )
     run = commands.add_parser(
         'run',

@@ -1,12 +1,13 @@
-"""Adoption of Chainer's updaters, evaluators and predictions, which makes them captured ones.
+"""Replacement of Chainer's updaters, evaluators and predictions by their captured forms.
 
-An updater or evaluator with a `CSRConverter` gets another class, as `sparsify` gives a model
-another one: a StandardUpdater becomes a `GraphUpdater`, and an evaluator its captured form.
-``predict`` of Chainer Chemistry, called with a `CSRConverter`, replays. Anything that cannot be
-captured runs as before, with one warning on a GPU. Subclasses are left alone, and so is everything
-while ``chainer.config.bspmm_capture`` is False.
+The class of an updater or evaluator with a `CSRConverter` is replaced in place, as `sparsify`
+replaces the class of a model: a StandardUpdater becomes a `GraphUpdater`, and an evaluator its
+captured form. ``predict`` of Chainer Chemistry, called with a `CSRConverter`, replays. Anything
+that cannot be captured runs as before, with one warning on a GPU. Subclasses are left alone, and so
+is everything while ``chainer.config.bspmm_capture`` is False.
 
-A swapped model without a `CSRConverter` gets an error that says so.
+If a dense converter is left where a swapped model needs sparse batches, an error asks for a
+`CSRConverter`.
 
 The first step of every optimizer with a sparse batch is checked as well (`check_rows`), in any loop
 that calls ``optimizer.update(loss, ...)``. ``chainer.config.bspmm_check_swap = False`` turns that
@@ -192,8 +193,10 @@ def _checking_first_steps(update):
     @functools.wraps(update)
     def outer_update(self, lossfun=None, *args, **kwds):
         if (
-            lossfun is None  # gradients exist, as with ChainerMN, whose ranks wait for each other
-            or vars(_updating)  # this optimizer is inside of the loss of another one
+            # Without a loss the gradients are there already, as with ChainerMN. There an error or a
+            # delay of one rank would also stop the others.
+            lossfun is None
+            or vars(_updating)  # this update is part of the loss of another optimizer
             or step.current() is not None  # it is inside of a captured step
         ):
             return update(self, lossfun, *args, **kwds)
@@ -217,11 +220,11 @@ def _explain(error, adj):
     if name == 'chainer.optimizer':  # the error is about the result of the loss
         return
     text = (
-        'This batch is sparse: atoms are %d rows of %d molecules, and adj is a BatchedCSR. If the '
-        'code runs on a dense batch, it expects padded arrays: adj.to_dense() returns the padded '
-        "adjacency, CSRConverter('padded') keeps atoms padded, and parts outside of init_scope "
-        'must be swapped separately.'
-    ) % (adj.n_rows, adj.n_graphs)
+        'This batch is sparse: the atoms of %d molecules are %d rows, and adj is a BatchedCSR. '
+        'If the code runs on a dense batch, it expects padded arrays: adj.to_dense() returns the '
+        "padded adjacency, CSRConverter('padded') keeps atoms padded, and parts outside of "
+        'init_scope must be swapped separately.'
+    ) % (adj.n_graphs, adj.n_rows)
     if adj.n_node_columns:
         text += (
             ' %d of the labels have a row for each atom, too; if they belong to molecules, give '

@@ -123,9 +123,9 @@ def gpus():
             yield '  CuPy is installed, but: %s' % reason
         elif has_nvidia_driver():
             yield (
-                "  missing: CuPy, and this machine has NVIDIA's driver:\n"
-                "    pip install 'chainer_bspmm[cuda13]' (or cuda12) with the CUDA Toolkit, "
-                "without it\n    pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
+                "  missing: CuPy, and this machine has NVIDIA's driver. With the CUDA Toolkit:\n"
+                "    pip install 'chainer_bspmm[cuda13]' (or cuda12)\n  without it:\n"
+                "    pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
             )
         else:
             yield '  CuPy is not installed, and this machine shows no NVIDIA driver'

@@ -97,7 +97,8 @@ def relative_error(actual, expected):
     Errors of arrays with small values are relative to `FLOOR` times the largest value of all.
     """
     if actual.keys() != expected.keys():
-        raise ValueError('gradients of %s' % sorted(actual.keys() ^ expected.keys()))
+        names = sorted(actual.keys() ^ expected.keys())
+        raise ValueError('expected gradients of the same parameters, got only one of %s' % names)
     largest = {name: abs(array).max(initial=0) for name, array in expected.items()}
     least = FLOOR * max(largest.values())
     errors = [

@@ -37,7 +37,7 @@
 #include "pieces.cuh"
 
 #if PIECES && PIPELINED
-#error "a thread that is given rows in pieces has one row"
+#error "expected PIECES or PIPELINED, got both"
 #endif
 
 struct Entries {

@@ -52,8 +52,9 @@ template <bool past_cache> __device__ inline void store(Vector *to, const Vector
         *to = vector;
 }
 
-// The segment that holds a row: the last one that starts at or before it, since empty ones before it
-// start there too. n_segments if the row lies past all of them. offsets: (n_segments + 1).
+// The segment that holds a row: the last segment that starts at or before this row, because empty
+// segments before that one may start there, too. n_segments if the row lies past all of them.
+// offsets: (n_segments + 1).
 __device__ inline int segment_of(const int *offsets, int n_segments, int row)
 {
     int low = 0, high = n_segments;

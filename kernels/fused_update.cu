@@ -46,7 +46,7 @@ enum Hook { WEIGHT_DECAY, LASSO, HARD_CLIPPING };
 
 const int THREADS = 256;
 const int EACH = CHUNK / THREADS;  // elements of a chunk that a thread owns, loaded at once
-static_assert(THREADS * EACH == CHUNK, "every thread owns as many");
+static_assert(THREADS * EACH == CHUNK, "all threads own equally many elements");
 const int N_STATES = RULE == AMSGRAD ? 3 : RULE == ADAM ? 2 : RULE == SGD || RULE == NONE ? 0 : 1;
 
 struct Parameter {

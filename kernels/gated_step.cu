@@ -31,7 +31,7 @@
 #include "common.cuh"
 #include "copies.cuh"
 
-static_assert(VECTOR <= 4, "a quad is a number of vectors");
+static_assert(VECTOR <= 4, "a quad is a whole number of vectors");
 static_assert(ROWS % PER == 0 && CHUNK % 4 == 0, "rows are dealt evenly, chunks are whole quads");
 static_assert(STAGES >= 2, "a chunk is used while another one arrives");
 static_assert(!SAME || (STATE && WIDTH_X == WIDTH_H), "x can be the state");

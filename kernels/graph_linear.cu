@@ -25,8 +25,9 @@
 // result (n_rows, PRODUCED): forward y, backward gx, to which `more`, if it is not NULL, is added; it
 // may be the same array. partials (grid.x, all parameters, rounded up to quads) of the arithmetic
 // dtype: each block's part of the gradients of W, W_self, b and b_self, in that order and in the
-// parameters' own layout; b_self once for all its BIASES. Every element is written, except for the
-// ones that round the number up; b and b_self are the same in all slices and written by the first.
+// parameters' own layout; b_self once for all its BIASES. Every element is written, except for
+// those at the end that fill the last quad; b and b_self are the same in all slices and written by
+// the first.
 // Rows without entries sum to 0. If a row has no entries of a relation, it is left out of the
 // relation's products and of its matrix's gradient, or takes part in them with zeros, so infinities
 // and NaN in the matrix and in x may have an effect there or none. Deterministic, no atomics.
@@ -58,8 +59,8 @@ const int PRODUCED = BACKWARD ? WIDTH_IN : WIDTH_OUT;
 // The part of one block: some columns of the result, and of the matrices.
 const int SLICE = PRODUCED / SLICES;
 const int SLICE_IN = BACKWARD ? SLICE : WIDTH_IN, SLICE_OUT = BACKWARD ? WIDTH_OUT : SLICE;
-static_assert(!LOOP || RELATIONS == 1, "a tile uses a relation if it has entries of it");
-static_assert(SLICES == 1 || PRODUCED % (4 * SLICES) == 0, "slices are as wide, and whole quads");
+static_assert(!LOOP || RELATIONS == 1, "LOOP needs one relation, which every tile then uses");
+static_assert(SLICES == 1 || PRODUCED % (4 * SLICES) == 0, "slices are equally wide, whole quads");
 const int GQ = (GATHERED + 3) / 4, PQ = (SLICE + 3) / 4;  // quads: four elements
 const int MAPPED = RELATIONS + SELF;  // terms: sums that have a matrix
 // The gradient of b_self needs z as a term, even if there is no W_self by which to multiply it.
@@ -82,7 +83,7 @@ const int ITEMS = PQ * ROW_STEP;
 [[maybe_unused]] const int PATTERN_BITS = RELATIONS < 32 ? RELATIONS : 32;
 static_assert(ROWS <= 32 && THREADS % 32 == 0, "a tile has a lane of every warp for each row");
 static_assert(ROWS % 4 == 0 && SPLITS >= 1 && (SPLITS == 1 || SPLITS * ITEMS <= THREADS),
-              "every thread has at most one part where there are several");
+              "if sums have several parts, a thread has at most one of them");
 
 struct alignas(sizeof(STORAGE) * 4 < 16 ? sizeof(STORAGE) * 4 : 16) Stored {
     STORAGE element[4];

@@ -21,7 +21,7 @@ __device__ inline Real activated(const Real value)
 #elif ACTIVATION == IDENTITY
     return value;
 #else
-#error ACTIVATION
+#error "ACTIVATION: expected IDENTITY, RELU, TANH or SIGMOID"
 #endif
 }
 
@@ -29,7 +29,7 @@ __device__ inline Real activated(const Real value)
 __device__ inline Real dropped(
     const Real result, const unsigned word, const unsigned threshold, const Real scale)
 {
-    STORAGE rounded;  // as where dropout is another kernel
+    STORAGE rounded;  // the result is rounded as if dropout were a separate kernel
     narrow(rounded, result);
     Real value = widen(rounded);
     value *= word >= threshold ? scale : Real(0);

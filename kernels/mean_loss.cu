@@ -38,7 +38,7 @@
 #define N_SUMS (1 + COUNTED + HAS_ACCURACY)  // of terms, of labels that count, of correct predictions
 
 static_assert(HAS_LABELS || !COUNTED, "only labels are counted");
-static_assert(!ALONG || (!GRADIENT && !COMBINE && KIND != BINARY_ACCURACY), "along with a loss");
+static_assert(!ALONG || (!GRADIENT && !COMBINE && KIND != BINARY_ACCURACY), "ALONG needs a loss");
 
 #if HAS_LABELS
 

@@ -1,6 +1,7 @@
 // The random numbers of a training step. Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel
 // random numbers: as easy as 1, 2, 3", SC11) makes four words from a key of two words and a counter of
-// four, 32 bits each. They are made up as follows (tests/support/reference.py says the same in NumPy):
+// four, 32 bits each. Key and counter consist of (tests/support/reference.py says the same in
+// NumPy):
 //
 //     key      seed mod 2**32; seed / 2**32
 //     counter  i / 4; stream, the layer's number in the step; step mod 2**32; step / 2**32

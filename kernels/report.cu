@@ -18,7 +18,7 @@ struct Table {
     int bytes[N_VALUES];
 };
 
-static_assert(sizeof(Table) == TABLE_BYTES, "the host has another layout");
+static_assert(sizeof(Table) == TABLE_BYTES, "the host has the same layout");
 
 extern "C" __global__ void report(
     const unsigned long long *__restrict__ row_address, const Table table, const int first,

@@ -100,7 +100,7 @@ __device__ inline Wide reduce(const unsigned count, Wide *shared, At at)
     }
     if (lanes > 1) {
         Wide *const mine = shared + (threadIdx.z * lanes + lane) * blockDim.x + threadIdx.x;
-        __syncthreads();  // the last result's lanes have been read
+        __syncthreads();  // `shared` has been read for the result before this one
         *mine = total;
         for (unsigned step = lanes / 2; step > 0; step /= 2) {
             __syncthreads();

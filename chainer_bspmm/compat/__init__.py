@@ -2,9 +2,10 @@
 
 Each repair is a small function for one upstream module (see ``import_hooks``). It runs right after
 that module has been executed, now or later, so that modules that are never imported
-(``chainer.testing``, ``chainermn``) cost nothing. Names that upstream needs in another module only
-during an import exist only for that time (``stand_ins``); names that it reads from NumPy at run
-time are visible to the upstream module only (``module_view``). NumPy itself is not changed.
+(``chainer.testing``, ``chainermn``) cost nothing. Some names have to be in other modules while
+upstream is imported; they are there only during that import (``stand_ins``). Names that upstream
+reads from NumPy at run time are visible to that upstream module only (``module_view``). NumPy
+itself is not changed.
 """
 
 from chainer_bspmm.compat.imports import import_upstream as apply  # noqa: F401

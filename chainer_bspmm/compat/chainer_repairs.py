@@ -10,7 +10,7 @@ from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names, 
 
 
 NO_GPU = (
-    'A GPU needs CuPy, which `python -m chainer_bspmm info` says how to install; without a GPU the '
+    'A GPU needs CuPy; `python -m chainer_bspmm info` says how to install it. Without a GPU the '
     'device is -1'
 )
 
@@ -36,7 +36,7 @@ def resize_images_reads_float(module):
 @repairs('chainer.dataset.convert')
 def pad_without_positional_out(module):
     """chainer/dataset/convert.py: numpy.maximum with its output given by position."""
-    # NumPy 2.4 warns about it, once a molecule; chainer_chemistry's concat_mols uses it, too.
+    # NumPy 2.4 warns about that once per molecule; chainer_chemistry's concat_mols does it, too.
 
     def concat_arrays_with_padding(arrays, padding):
         shapes = [array.shape for array in arrays]

@@ -21,7 +21,7 @@ def include_half(module):
 @repairs('chainermn.communicators._memory_utility')
 def unpack_with_conversion(module):
     """chainermn/communicators/_memory_utility.py: ``xp.array(..., copy=False)`` to convert."""
-    # NumPy 2 and CuPy 14 refuse it when the conversion copies, which it does here.
+    # NumPy 2 and CuPy 14 refuse that call if the conversion needs a copy, as it does here.
 
     def unpack_params(params, attr_name, buffer, transfer_dtype, zero_fill, stream=None):
         offset = 0

@@ -19,7 +19,8 @@ LOST_NAMES = {
     'dataset.splitters.stratified_splitter': 'int',
     'dataset.preprocessors.gin_preprocessor': 'int',
     'dataset.preprocessors.ggnn_preprocessor': 'int',
-    'dataset.preprocessors.common': 'float',  # error is caught: *_gwm methods drop all molecules
+    # Upstream catches the error, so that the *_gwm methods drop every molecule.
+    'dataset.preprocessors.common': 'float',
     'dataset.indexer': 'bool',
     'training.extensions.roc_auc_evaluator': 'in1d',
     'training.extensions.prc_auc_evaluator': 'in1d',
@@ -166,7 +167,7 @@ def _convert_to_scalar(self, value):
 @repairs('chainer_chemistry.models.prediction.regressor')
 @repairs('chainer_chemistry.models.prediction.classifier')
 def values_are_reported_lazily(module):
-    """regressor.py and classifier.py: numpy.asscalar (gone in NumPy 1.23), after a host copy."""
+    """regressor.py and classifier.py copy a value to the host for numpy.asscalar (gone in 1.23)."""
     kind = module.Classifier if hasattr(module, 'Classifier') else module.Regressor
     kind._convert_to_scalar = _convert_to_scalar
 
@@ -277,7 +278,7 @@ def graph_datasets_have_their_own_features(module):
 def zero_unused(linear, n_inputs):
     """Give a layer that is never called weights of 0: None would break optimizers and snapshots.
 
-    Other links than linear layers are left alone.
+    Links other than linear layers are left alone.
     """
     import chainer
 

@@ -13,7 +13,7 @@ _absences = {}
 
 
 def repairs(module_name):
-    """Register the decorated function as a repair of an upstream module, its argument.
+    """Register the decorated function, which takes an upstream module, as a repair of that module.
 
     If the module was imported and repaired before, the function is called at once.
     """

@@ -67,7 +67,7 @@ def _stands_for(name, later):
 @surrounds(*IMPORTED_LATER)
 @contextlib.contextmanager
 def import_later():
-    """The modules of the table import pandas, scikit-learn and others for a few functions."""
+    """Let the modules of the table import pandas, scikit-learn and others at their first use."""
     # Only import statements in the modules of the table get stand-ins; modules that they import in
     # turn are not affected.
     import_now = builtins.__import__

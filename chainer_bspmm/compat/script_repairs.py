@@ -1,4 +1,4 @@
-"""Repairs for scripts that need other versions, such as upstream's examples; only under `run`."""
+"""Repairs for scripts of earlier versions, such as upstream's examples; only under `run`."""
 
 import functools
 import importlib.util
@@ -36,7 +36,7 @@ RENAMED: dict[str, dict[str, dict[str, str | None]]] = {
 
 
 def take_old_keywords(module):
-    """Chainer Chemistry 0.6 renamed arguments of its models and links."""
+    """Let models and links take the names that arguments had before Chainer Chemistry 0.6."""
     for name, renamed in RENAMED[module.__name__].items():
         kind = getattr(module, name)
         kind.__init__ = taking_old_keywords(name, kind.__init__, renamed)
@@ -77,7 +77,7 @@ for _module_name in RENAMED:
 
 @repairs('chainer.training.updaters.standard_updater')
 def updaters_may_set_their_device(module):
-    """Chainer 7 made `device` a property, which subclasses of updaters assigned before."""
+    """Let subclasses of updaters assign `device`, which Chainer 7 made a read-only property."""
     warn_once = functools.cache(warn)
 
     def set_device(self, device):

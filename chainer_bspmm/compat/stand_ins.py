@@ -34,8 +34,8 @@ _VersionConflict = type('VersionConflict', (_ResolutionError,), {})
 
 
 def _require_nothing(requirement):
-    # chainer._environment_check finds no optional package: it would require CuPy below 8, which
-    # does not run on today's Python.
+    # This tells chainer._environment_check that no optional package is installed. Otherwise it
+    # would demand CuPy below 8, which does not run on today's Python.
     raise _DistributionNotFound(requirement)
 
 
@@ -101,7 +101,8 @@ def iterable_stand_in():
 @contextlib.contextmanager
 def nccl_may_be_missing():
     """chainer/training/updaters/multiprocess_parallel_updater.py tests whether CuPy has NCCL."""
-    # CuPy 13 and later warn if it has none. The updater itself raises an error when it is made.
+    # CuPy 13 and later warn if there is no NCCL. The updater itself raises an error when it is
+    # made.
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', r'\s*nccl library could not be loaded')
         yield

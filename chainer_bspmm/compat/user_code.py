@@ -10,7 +10,7 @@ LIBRARIES = (
     *('cupy', 'cupyx', 'cupy_backends'),
 )
 NOT_USER_CODE = {*LIBRARIES, 'numpy', 'scipy', 'six'}
-# NVIDIA's packages, which CuPy calls. A module of a user's may have their common name, `cuda`.
+# NVIDIA's packages, which CuPy calls, with their dots: a user's module may be called `cuda`.
 PACKAGES = 'cuda.bindings.', 'cuda.core.', 'cuda.pathfinder.'
 
 
@@ -22,15 +22,15 @@ def is_user_code(module):
         return False
     if package in sys.stdlib_module_names:
         return not _is_of_python(package)
-    # The class of all functions in Cython, and modules of named tuples, one for each class, which
-    # nobody imports.
+    # Two invented module names are no user code either: `_cython_...`, of the class of Cython's
+    # functions, and `namedtuple_...`, of the methods that Python generates for a named tuple.
     is_made = module.startswith('namedtuple_') and module not in sys.modules
     return not (is_made or module.startswith('_cython_'))
 
 
 @functools.lru_cache(maxsize=None)
 def _is_of_python(package):
-    """Return whether a module with the name of one of Python's is that one, not a user's file."""
+    """Return whether a module that is named like one of Python's is Python's, not a user's file."""
     file = getattr(sys.modules.get(package), '__file__', None) or ''
     return not file.endswith('.py') or file.startswith(os.path.dirname(os.__file__) + os.sep)
 

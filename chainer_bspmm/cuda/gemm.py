@@ -19,7 +19,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import step
 
-WORKSPACE = 32 << 20  # bytes; NVIDIA recommends it for Hopper, and an eighth of it for others
+WORKSPACE = 32 << 20  # bytes; NVIDIA recommends 32 MiB for Hopper, and 4 MiB for others
 
 # Values of cudaDataType_t, cublasComputeType_t, cublasMath_t and cublasGemmAlgo_t in the headers.
 DATA_TYPES = {'f': 0, 'd': 1, 'e': 2}
@@ -90,7 +90,7 @@ class Library:
         self.gemm_strided_batched_ex = call(
             'cublasGemmStridedBatchedEx', *up_to_c(stack), count, *type_and_algorithm
         )
-        # Here each address is that of an array of addresses on the device, one for each matrix.
+        # Here each pointer leads to an array on the device with the address of every matrix.
         self.gemm_batched_ex = call(
             'cublasGemmBatchedEx', *up_to_c(matrix), count, *type_and_algorithm
         )
@@ -201,7 +201,8 @@ class Blas:
             table = _addresses(which, a, b, c)
             of_a, of_b, of_c = (table.data.ptr + i * count * table.itemsize for i in range(3))
             type_, factors = DATA_TYPES[a.dtype.char], FACTORS[a.dtype.char]
-            # cuBLAS cannot see the addresses, and in TF32 it reads 16 bytes at a time.
+            # The addresses are on the device, so cuBLAS cannot check their alignment, although in
+            # TF32 it reads 16 bytes at a time.
             are_aligned = not any((x.data.ptr | x.strides[0]) % 16 for x in (a, b, c))
             # As in `_matrices`, cuBLAS computes C^T = B^T A^T.
             self._library.gemm_batched_ex(
@@ -309,7 +310,7 @@ class Blas:
                 text = '%s: expected float16, float32 or float64, got %s'
                 raise TypeError(text % (name, array.dtype))
             if array.data.device_id != self.device:
-                text = '%s: expected on device %d with the cuBLAS handle, got on device %d'
+                text = '%s: expected an array on device %d, like the cuBLAS handle, got device %d'
                 raise ValueError(text % (name, self.device, array.data.device_id))
         if a.shape[-1] != b.shape[-2]:
             text = 'b: expected %d rows to go with a of shape %s, got shape %s'
@@ -376,9 +377,9 @@ def is_tf32(dtype):
 # on an H200 in steps of RSGCN, GIN and GGNN.
 ANY = 1 << 30
 FASTER_IN_FLOAT32 = (256, 1024, ANY), (192, 4096, ANY), (96, 8192, 1)
-# Only cuBLAS multiplies in TF32. If it is on, the widths alone decide, so that spare rows do not
-# change a layer's precision: the least width of the narrower side, and the fewest elements of a
-# matrix. RelGCN's readout, which maps 64 channels to 256, is such a layer.
+# Only cuBLAS multiplies in TF32. If TF32 is on, the number of rows must not decide, because spare
+# rows would then change a layer's precision. These are the least width of the narrower side, and
+# the fewest elements of a matrix. RelGCN's readout, which maps 64 channels to 256, is such a layer.
 NARROWEST_IN_TF32 = 64
 LEAST_IN_TF32 = 128 * 128
 
@@ -414,7 +415,7 @@ def step_for(array):
 
 
 def dot(a: Any, b: Any, to: Any = None) -> Any:
-    """Compute ``a.dot(b)`` of NumPy or CuPy arrays, in a captured step by its `Blas`.
+    """Compute ``a.dot(b)`` of NumPy or CuPy arrays; in a captured step the step's `Blas` does it.
 
     If `to` is given, a C-contiguous matrix of the product's shape and dtype, the product is added
     to it in place, and `to` is returned.

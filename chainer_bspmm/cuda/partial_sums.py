@@ -86,7 +86,7 @@ class PendingSums:
             _launch([pending])
 
     def launch(self):
-        """Compute all sums, with one launch for up to 79 arrays of a dtype."""
+        """Compute all sums, with a launch for up to 79 arrays (or 80 sources) of a dtype."""
         sums = list(self._sums.values())
         self._sums.clear()
         _launch(sums)
@@ -107,7 +107,8 @@ class PendingSums:
 def _launch(sums):
     by_dtype = {}
     for array, parts in sums:
-        if len(parts) > 1 or parts[0][0].data.ptr != array.data.ptr:  # else the sum is there
+        # Otherwise the array already holds the sum.
+        if len(parts) > 1 or parts[0][0].data.ptr != array.data.ptr:
             by_dtype.setdefault(array.dtype.char, []).append((array, parts))
     for group in by_dtype.values():
         batch = []

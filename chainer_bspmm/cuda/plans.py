@@ -23,7 +23,7 @@ class Launch(NamedTuple):
 
 
 class Kept(Protocol[Parameters, Plan]):
-    """Type of a function with :func:`functools.lru_cache`, whose annotation takes any arguments."""
+    """Type of a cached function, with its parameters, which the type of `lru_cache` forgets."""
 
     __wrapped__: Callable[Parameters, Plan]
 
@@ -43,7 +43,7 @@ VECTOR_BYTES = 16  # the widest load of one thread
 MAX_GRID_Y = 65535
 MAX_BLOCK = 1024
 QUAD = 4  # elements that a kernel loads from shared memory at once; rows are padded to multiples
-LONG_ROW = 128  # entries; rows that are longer, as in no molecule, get other plans
+LONG_ROW = 128  # entries; no molecule has longer rows, and a matrix that has some gets other plans
 
 
 def widest_vector(n_channels, itemsize, address_bits) -> int:
@@ -60,7 +60,7 @@ def widest_vector(n_channels, itemsize, address_bits) -> int:
 # memory that a block may have.
 Device = collections.namedtuple('Device', 'n_sms l2_bytes shared_bytes', defaults=(227 << 10,))
 
-# Vectors of a row that a lane of bsddmm_csr has in flight, for each of the entries in flight.
+# Vectors of a row that a lane of bsddmm_csr loads at once for each entry (TILE in the kernel).
 ROW_TILE = 2
 
 

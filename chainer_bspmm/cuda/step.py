@@ -1,9 +1,9 @@
 """The current training step, if it is one that a CUDA graph may capture (see ``training/``).
 
-CuPy refuses its own cuBLAS and cuRAND calls during capture, and a graph replays the host's values
-of the capture. So products and random numbers ask here whether they run in such a step; outside of
-one nothing changes. Captured or not, a step runs the same kernels, and its results have the same
-bits.
+CuPy refuses its own cuBLAS and cuRAND calls during capture, and a graph repeats the values that the
+host passed during the capture. So products and random numbers ask here whether they run in such a
+step; outside of one nothing changes. Captured or not, a step runs the same kernels, and its results
+have the same bits.
 """
 
 import contextlib

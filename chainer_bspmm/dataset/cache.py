@@ -71,7 +71,7 @@ def read(path):
 
 
 def write(path, molecules, canonical, kept, failures):
-    """Write a file atomically: no other process reads a part of it; warn if that fails."""
+    """Write a file atomically, so that no process reads a part of it; warn if that fails."""
     texts = {'canonical': '\n'.join(canonical), 'failures': json.dumps(failures)}
     arrays = {name: numpy.frombuffer(text.encode(), numpy.uint8) for name, text in texts.items()}
     try:
@@ -88,7 +88,7 @@ def write(path, molecules, canonical, kept, failures):
                 raise
     except OSError as error:
         words = path.parent, error.strerror, VARIABLE
-        text = 'cache: cannot write to %s: %s; %s names another folder' % words
+        text = 'cache: cannot write to %s: %s; set %s to another folder' % words
         warnings.warn(text, stacklevel=3)
     else:
         _remove_oldest(path.parent)

@@ -90,14 +90,14 @@ class CSRConverter(chainer.dataset.Converter):
         """Convert a batch.
 
         Args:
-            batch (sequence): examples, each a tuple of
+            batch (sequence): a list, a SubDataset, a NumpyTupleDataset or a SparseDataset of
+                examples, each a tuple of
                 atoms: (n,) integer atom ids, or (n, channels) floating node features;
                 adj: (n, n) or (R, n, n) dense array, SciPy sparse matrix, or list of R of them;
                 any number of labels: numbers, arrays, or str on a host; the features of a super
                 node are one of these. The arrays of a column have the same number of dimensions; if
                 their shapes differ, they are padded with 0 to the largest of the batch, as by
                 upstream's converter. Columns with a row for each atom come first.
-                A list, a SubDataset, a NumpyTupleDataset or a SparseDataset.
             device (None, int, str or chainer.backend.Device): device of the result; None means the
                 host.
             padding (int or None): an argument of upstream's converter; None and 0 are accepted.

@@ -17,6 +17,7 @@ Examples = collections.namedtuple('Examples', 'atoms full_sizes matrices labels'
 
 
 def check_sequence(name, examples):
+    """Check that examples have a length and can be indexed."""
     if not hasattr(examples, '__len__') or not hasattr(examples, '__getitem__'):
         raise TypeError('%s: expected a sequence, got %s' % (name, type(examples).__name__))
 
@@ -48,7 +49,7 @@ def count_node_columns(examples, last_too=False):
     If all molecules have one size, a label of a molecule may have as many rows by chance. Then a
     column counts only if it consists of one-dimensional integer arrays, and if the last batch of
     molecules that differed in size has not shown that labels of this shape belong to molecules.
-    The last column, and columns of molecules of one atom, also need `last_too`.
+    Then the last column, and any column if molecules have one atom, count only with `last_too`.
     """
     one_size = len(set(examples.full_sizes)) == 1
     for i, column in enumerate(examples.labels):
@@ -77,7 +78,10 @@ _of_molecules: set[tuple] = set()
 
 
 def refuse_loss(sizes, full_sizes, n_rows):
-    """Raise ValueError if a molecule would lose rows that may be atoms; each keeps `n_rows`."""
+    """Raise ValueError if a molecule would lose rows that may be atoms; it keeps at least `n_rows`.
+
+    `sizes`: numbers of rows without trailing padding; `full_sizes`: with it.
+    """
     lost = numpy.asarray(full_sizes) - numpy.maximum(sizes, n_rows)
     if (lost > 0).any():
         i = int((lost > 0).argmax())

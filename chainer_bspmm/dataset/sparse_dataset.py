@@ -203,13 +203,13 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     Shows a progress bar on a terminal.
 
     Args:
-        dataset (sequence): examples ``(atoms, adj, label...)`` as `CSRConverter` takes them: a
-            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Of trailing atoms of id
-            0 without bonds only the number is stored. `CSRConverter` decides whether they are
-            padding (``strip_padding``), and makes the same batches as from the dense data set. Or
-            graph data: a SparseGraphDataset, whose batches must be packed, a PaddingGraphDataset,
-            or a list of their examples, of which ``x``, the edges or ``adj``, and ``y``, if it is
-            not None, are used.
+        dataset (sequence): examples ``(atoms, adj, label...)`` as `CSRConverter` takes them (a
+            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list), or graph data (a
+            SparseGraphDataset, whose batches must be packed, a PaddingGraphDataset, or a list of
+            their examples). Only the number of trailing atoms of id 0 without bonds is stored.
+            `CSRConverter` decides whether they are padding (``strip_padding``), and makes the same
+            batches as from the dense data set. Graph data are read for ``x``, the edges or ``adj``,
+            and ``y``, if it is not None.
         n_edge_types (int or None): for a SparseGraphDataset, number of relations into which
             ``edge_attr`` divides the edges; None means one.
 

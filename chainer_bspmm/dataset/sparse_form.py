@@ -19,7 +19,8 @@ from chainer_bspmm.dataset.sparse_dataset import chunks, NumpyTupleDataset, to_s
 
 # id of an array -> number of forms that keep it read-only.
 _locks: collections.Counter[int] = collections.Counter()
-# id of a locked array -> views of it that no form locks any more; they become writeable once it is.
+# id of a locked array -> views of this array that no form locks any more. They become writeable
+# after the array does.
 _waiting: dict[int, list[numpy.ndarray]] = {}
 # id of a data set -> its form.
 _forms: weakref.WeakValueDictionary[int, SparseForm] = weakref.WeakValueDictionary()

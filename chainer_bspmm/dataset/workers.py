@@ -70,7 +70,9 @@ class Process:
             answer = self._connection.recv()
         except (EOFError, OSError):
             has_died = True
-        if has_died:  # raised above, Died would refer to an error that keeps the pipe's buffers
+        # Died is not raised in the `except` block, because it would then refer to that error, which
+        # keeps the pipe's buffers alive.
+        if has_died:
             raise Died(self.close())
         if isinstance(answer, Exception):
             raise answer

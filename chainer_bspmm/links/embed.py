@@ -29,8 +29,8 @@ def embed_atoms(embed, atom_array, adj, any_width=False):
     is_ids = atom_array.dtype.kind in 'iu'
     if atom_array.shape[: len(lead)] != lead or atom_array.ndim != len(lead) + (not is_ids):
         raise ValueError(
-            'atom_array: expected shape %s%s to go with %r, got %s'
-            % (lead, ' ids, or features of one more dimension', adj, atom_array.shape)
+            'atom_array: expected ids of shape %s, or features of one more dimension, to go with '
+            '%r, got shape %s' % (lead, adj, atom_array.shape)
         )
     flat = atom_array.reshape((adj.n_rows,) + atom_array.shape[len(lead) :])
     is_table = is_known(embed, TABLES)

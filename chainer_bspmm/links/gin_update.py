@@ -35,7 +35,7 @@ class GINSparseUpdate(Update, gin_update.GINSparseUpdate):
     """Compute ``h'[i] = activation(dropout(MLP(h[i] + sum_j A[i, j] h[j])))``.
 
     Arguments and parameters are upstream's. ``A[i, j]`` is the number of edges from j to i, which
-    are the columns ``(j, i)`` of upstream's ``edge_index``. It is called as ``update(h, adj,
+    are the columns ``(j, i)`` of upstream's ``edge_index``. Call the link as ``update(h, adj,
     activation)``. The activation is ``functions.identity`` by default; the model passes ``relu``
     to all updates except the last.
     """

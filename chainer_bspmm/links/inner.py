@@ -1,4 +1,4 @@
-"""Inner layers of a swapped link, which are not called: their known classes, and the refusal.
+"""Inner layers of a swapped link, which are not called: known classes, and the check for them.
 
 A sparse link computes with the parameters of its linear layers, GRUs and norms, as part of larger
 nodes. The code of such a layer does not run. So the layer must be of a known class, whose code has
@@ -45,10 +45,10 @@ class UnknownLayer(ValueError):
 
 
 def calls_of(kind: Any) -> tuple:
-    """Return the methods that a call of a link of a class runs, and that a patch may replace.
+    """Return the methods of a class that a call of its links runs, and that a patch may replace.
 
-    They are the class's ``__call__`` and ``forward``, and its base's ``__call__``, which the
-    ``__call__`` of a layer for atoms calls.
+    They are its ``__call__`` and ``forward``, and the ``__call__`` of its base, because those of
+    GraphLinear and GraphBatchNormalization call it.
     """
     return kind.__call__, kind.__base__.__call__, getattr(kind, 'forward', None)
 
@@ -105,8 +105,8 @@ def refuse(path: str, layer: object, kinds: tuple[type, ...]) -> NoReturn:
     if kind in kinds:
         got += ' whose forward pass was replaced'
     raise UnknownLayer(
-        '%s: expected exactly a %s as Chainer or Chainer Chemistry defines it, because a sparse '
-        'batch is computed with its parameters and its code does not run, got %s. %s'
+        '%s: expected exactly a %s as Chainer or Chainer Chemistry defines it, got %s. A sparse '
+        'batch is computed with the parameters of this layer, but its code does not run. %s'
         % (path, ' or '.join(known.__name__ for known in kinds), got, REMEDY)
     )
 
@@ -145,7 +145,7 @@ def refuse_patched(path: str, link: object, kind: type) -> None:
     """
     if CALLS[kind] != calls_of(kind) or (type(link) is kind and 'forward' in vars(link)):
         raise UnknownLayer(
-            '%s: expected %s as Chainer Chemistry defines it, because its code does not run on a '
-            'sparse batch, got one whose forward pass was replaced. %s'
+            '%s: expected %s as Chainer Chemistry defines it, got a class whose forward pass was '
+            'replaced. On a sparse batch the code of this class does not run. %s'
             % (path, kind.__name__, REMEDY)
         )

@@ -38,7 +38,7 @@ class NFPReadout(Sparse, nfp_readout.NFPReadout):
 
 
 def summed_scores(readouts, features):
-    """Sum the results of several readouts, each on separate features, (n_rows, in_channels)."""
+    """Return the sum of several readouts' scores, (n_rows, out_dim), each of its own features."""
     layers = [readout.output_weight for readout in readouts]
     if hooked(*layers):
         scores = [readout.scores(h) for readout, h in zip(readouts, features)]

@@ -14,7 +14,7 @@ class RelGCNUpdate(Update, relgcn_update.RelGCNUpdate):
     """Compute ``h'[i] = W_s h[i] + b_s + sum_r sum_j A_r[i, j] (W_r h[j] + b_r)`` for every node.
 
     Arguments and parameters are upstream's; rows of ``graph_linear_edge/W`` have the relation as
-    their minor index. It is called as ``update(h, adj, activation)``, with ``functions.identity``
+    their minor index. Call the link as ``update(h, adj, activation)``, with ``functions.identity``
     (the default) or ``tanh``. Both linear maps, the product and the activation are one node, so
     hooks of the child links are refused.
 

@@ -70,8 +70,8 @@ class Sparse:
         """Check the link and its parts; return pairs of each link to swap and its sparse class.
 
         The link itself is the first pair. Parts that are sparse already are checked but not
-        returned, whereas their dense parts are. If a part has no sparse form, ValueError is raised,
-        whose message begins with its path.
+        returned; dense links inside of them are returned. If a part has no sparse form, ValueError
+        is raised, whose message begins with its path.
         """
         cls.check(link)
         if 'upstream' in vars(cls) and type(link) in (cls, cls.upstream):  # not a user's subclass

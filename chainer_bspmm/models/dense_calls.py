@@ -25,7 +25,7 @@ PARTS = {
 }
 OF_GRAPH_DATA = {kind.upstream for kind in (*EDGE_LIST_MODELS, *EDGE_LIST_UPDATES, NodeClassifier)}
 
-OUTSIDE = 'It does not find links outside of init_scope: swap those by themselves'
+OUTSIDE = 'sparsify does not find links outside of init_scope: swap those separately'
 
 
 def refuse_sparse_batches():
@@ -72,7 +72,7 @@ def _advice(kind, given):
         return 'got a %s, but %s' % (given, why_not(kind))
     if kind in OF_GRAPH_DATA:
         return (
-            '%s of Chainer Chemistry takes its own graph data, got a %s: call '
+            "%s of Chainer Chemistry takes Chainer Chemistry's graph data, got a %s: call "
             'chainer_bspmm.sparsify(model) first. %s' % (kind.__name__, given, OUTSIDE)
         )
     return (

@@ -47,14 +47,14 @@ class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
             out_dim).
 
         Raises:
-            TypeError: as there, or ``super_node`` is not an array.
-            ValueError: as there, or ``super_node`` has another shape.
+            TypeError: as in :meth:`MessagePassing.forward`, or ``super_node`` is not an array.
+            ValueError: as in that method, or ``super_node`` has another shape.
         """
         h, adj = self._embed(atom_array, adj)
         if not self.with_gwm:
             return self._convolve(h, h, adj, is_real_node)
         if not isinstance(super_node, chainer.get_array_types() + (chainer.Variable,)):
-            text = 'super_node: expected an array of a row for each molecule, got %s'
+            text = 'super_node: expected an array with a row for each molecule, got %s'
             raise TypeError(text % type(super_node).__name__)
         if super_node.ndim != 2 or len(super_node) != adj.n_graphs:
             text = 'super_node: expected shape (%d, n_features) to go with %r, got %s'

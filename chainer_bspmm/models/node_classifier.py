@@ -23,7 +23,7 @@ class NodeClassifier(Sparse, node_classifier.NodeClassifier):
     def __call__(self, x, *args):
         if isinstance(x, BaseGraphData):
             raise TypeError(
-                'x: expected features of nodes, beside a BatchedCSR, got a %s: use '
+                'x: expected features of nodes, followed by a BatchedCSR, got a %s: use '
                 'chainer_bspmm.training.run_node_classification_train' % type(x).__name__
             )
         return super().__call__(x, *args)

@@ -117,7 +117,7 @@ def _stacked(arrays):
 
 
 def _in_dense_form(forward):
-    """Wrap `BaseCalculator._forward` to get a dense model and dense batches for sparse ones."""
+    """Wrap `BaseCalculator._forward` so that its model and batches are dense, not sparse."""
 
     @functools.wraps(forward)
     def _forward(self, data, batchsize=16, converter=concat_examples, **kwargs):
@@ -151,7 +151,7 @@ def _hooked(kind):
 
 @contextlib.contextmanager
 def _densified(model):
-    """Context in which a model is dense; afterwards it has the layout that it was trained with."""
+    """Context in which a swapped model is dense; afterwards its sparse classes are put back."""
     swapped = [(link, type(link)) for link in model.links() if isinstance(link, Sparse)]
     for link, kind in swapped:
         if isinstance(link, EdgeListModel):

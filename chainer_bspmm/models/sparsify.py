@@ -119,7 +119,7 @@ def _expect_link(model):
 
 
 def _collect(link, path, swaps):
-    """Check the links to swap and append them; return whether any is sparse, except for heads."""
+    """Append the links to swap; return whether a link other than a head is or becomes sparse."""
     kind = type(link)
     if isinstance(link, NodeClassifier.upstream):  # or our subclass, whose predictor may be dense
         if kind is NodeClassifier.upstream:
@@ -153,8 +153,8 @@ def why_not(kind: type) -> str:
         if base in SWAPS:
             package = '.'.join(SWAPS[base].__module__.split('.')[:2])
             return (
-                '%s is a subclass of %s, whose class and methods a swap would lose: derive it from '
-                "%s.%s, or run it unswapped, with upstream's converter"
+                '%s is a subclass of %s, and a swap would lose the methods that it adds: derive it '
+                "from %s.%s, or run it unswapped, with upstream's converter"
                 % (_full_name(kind), _full_name(base), package, base.__name__)
             )
     return '%s has no sparse form by itself' % _full_name(kind)

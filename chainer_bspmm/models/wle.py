@@ -45,7 +45,7 @@ class WLEGraphConvModel(GraphConvModel):
 
 def _labels(wle_array, adj, n_wle_types):
     if not isinstance(wle_array, chainer.get_array_types()):
-        text = 'wle_array: expected an array of a label for each atom, got %s'
+        text = 'wle_array: expected an array with a label for each atom, got %s'
         raise TypeError(text % type(wle_array).__name__)
     shape = node_shape(adj)
     per_graph = adj.n_graphs, adj.max_rows - (adj.layout == 'folded')

@@ -1,7 +1,7 @@
 """Repairs of ChainerMN for several ranks, in effect if `chainer_bspmm` is imported first.
 
-A script of ChainerMN stays as it is. Its functions are patched when it is imported, by the table of
-`compat.import_hooks`; until then nothing of ChainerMN is loaded.
+A script that uses ChainerMN stays as it is. ChainerMN's functions are patched when ChainerMN is
+imported, by the table of `compat.import_hooks`; until then nothing of it is loaded.
 """
 
 from typing import TYPE_CHECKING

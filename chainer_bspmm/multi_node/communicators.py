@@ -86,7 +86,7 @@ def _check_mpi():
             '--mpi=pmix' % (size, name, MPI.Get_library_version().split(',')[0].strip())
         )
     if MPI.COMM_WORLD.size > 1:
-        faults.end_all_on_error()  # before anything that not all ranks may survive
+        faults.end_all_on_error()  # before anything that some ranks may not survive
 
 
 def _check_nccl(name):

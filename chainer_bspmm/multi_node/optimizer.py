@@ -30,8 +30,8 @@ class Weighted:
     counts 0 times. If the loss of any rank is not finite, all ranks raise FloatingPointError.
 
     Before the first update, and whenever parameters have been made or removed, all ranks get the
-    state of one rank (`start.agree`). Parameters that the first batch would make are made by a
-    trial in test mode, so that this update is not lost, as it is in ChainerMN's own optimizer.
+    state of one rank (`start.agree`). Parameters that the first batch makes are made by a trial in
+    test mode, so that the update by this batch is done, too; ChainerMN's own optimizer loses it.
     """
 
     # Attributes of ChainerMN's class, which is the other base.

@@ -102,7 +102,9 @@ def _difference(first, other, rank):
     for name in dict.fromkeys([*settings, *other_settings]):
         value, other_value = settings.get(name), other_settings.get(name)
         if value != other_value:
-            text = 'optimizer: expected one %s on all ranks, got %s on rank 0 and %s on rank %d'
+            text = (
+                'optimizer: %s: expected the same on all ranks, got %s on rank 0 and %s on rank %d'
+            )
             return text % (name, value, other_value, rank)
     if t != other_t:
         return (

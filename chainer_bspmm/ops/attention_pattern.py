@@ -197,6 +197,6 @@ def _isolated(adj, n_heads, within, rows_per_node, by_receiver, dtype):
 
 
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):
-    """Return the `AttentionPattern` of a batch, cached on it; arguments as there."""
+    """Return the `AttentionPattern` of a batch, cached on it; arguments as in the class."""
     options = n_heads, within, side_by_side, dtype
     return adj.cached(('attention', *options), lambda: AttentionPattern(adj, *options))

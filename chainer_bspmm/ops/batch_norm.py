@@ -215,7 +215,7 @@ def _gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
 def normalise(link, h, weights, decay, ranks):
     """Normalise h, (n, c), as the link does in training, but with weights of rows."""
     gamma, beta = getattr(link, 'gamma', None), getattr(link, 'beta', None)
-    with chainer.using_device(link.device):  # the link may lack gamma or beta: 1 and 0
+    with chainer.using_device(link.device):  # gamma and beta that the link lacks are 1 and 0
         if gamma is None:
             gamma = link.xp.ones(link.avg_mean.shape, link._highprec_dtype)
         if beta is None:
@@ -252,8 +252,8 @@ def batch_norm(adj, link, h):
         return dense.__call__(link, h)
     if ranks is None and type(link).forward is not dense.forward:
         raise ValueError(
-            'link: expected the forward pass of chainer.links.BatchNormalization, '
-            'which does not know weights of rows and is replaced, got %r' % (link,)
+            'link: expected the forward pass of chainer.links.BatchNormalization, because a form '
+            'with weights of rows replaces it here, got %r' % (link,)
         )
     if ranks is None and link.axis not in (None, (0,)):
         raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))

@@ -134,7 +134,7 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
 
 
 PIECE = 128  # least number of entries of a piece; half as many where threads have few entries
-FEW_ENTRIES = 22  # entries times vectors of a row, per thread of a full GPU; below this are few
+FEW_ENTRIES = 22  # entries times vectors of a row, per thread of a full GPU; fewer count as few
 RESIDENT = 1024  # threads of a multiprocessor
 
 
@@ -157,7 +157,7 @@ def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
 
 
 def with_pieces(plan: plans.Launch, nnz, piece) -> tuple[plans.Launch, int]:
-    """Extend a plan of bspmm_csr or bsddmm_csr by rows in pieces; also return their number."""
+    """Extend a plan of bspmm_csr or bsddmm_csr to pieces of rows; also return how many."""
     n_pieces = 2 * -(-nnz // piece)
     rows = plan.block[1]
     plan = plan._replace(
@@ -227,7 +227,7 @@ def check_bspmm(adj, arrays):
         check.on_device('residual', residual, adj)
         shape = result_shape(adj, adj.n_rows, x)
         if residual.shape != shape:
-            text = 'residual: expected shape %s, as the product, got %s'
+            text = 'residual: expected shape %s, like the product, got %s'
             raise ValueError(text % (shape, residual.shape))
         check.same_dtype('residual', residual.dtype, x.dtype)
 
@@ -244,7 +244,8 @@ def check_bsddmm(adj, u, v):
     _check_matrix('u', u, adj, adj.n_rows)
     _check_matrix('v', v, adj, adj.n_cols)
     if u.shape[-1] != v.shape[-1]:
-        raise ValueError('v: expected %d channels as u, got shape %s' % (u.shape[-1], v.shape))
+        text = 'v: expected %d channels, as many as u has, got shape %s'
+        raise ValueError(text % (u.shape[-1], v.shape))
     check.same_dtype('v', v.dtype, u.dtype)
 
 
@@ -265,8 +266,9 @@ def bspmm_forward(adj: BatchedCSR, x, data=None, residual=None, trans=False, alg
     """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
 
     x and the result are (rows, n_B), or (n_graphs, N, n_B) where ``adj`` is padded. ``data``, in
-    the order of ``adj``'s entries even with ``trans``, replaces its values; ``algorithm``, on a GPU
-    only, is one of ALGORITHMS: a thread per vector of a row, of several rows, or of a piece.
+    the order of ``adj``'s entries even with ``trans``, replaces its values. ``algorithm``, on a GPU
+    only, is one of ALGORITHMS: 'vector' gives a thread vectors of one row, 'pipelined' of several;
+    'auto' chooses, and may also split long rows into pieces.
     """
     if not launch.on_gpu(x):
         matrix = matrix_on_host(adj, data, compute_dtype(x), trans)
@@ -376,6 +378,8 @@ class BatchedSpMM(FunctionNode):
 
 
 class BatchedSDDMM(FunctionNode):
+    """Node of the sampled product of u and v, its inputs."""
+
     product = staticmethod(bsddmm_forward)
     by_factors = BatchedSpMM
 

@@ -18,7 +18,8 @@ from chainer_bspmm.sparse import BatchedCSR, check
 from chainer_bspmm.sparse.batched_csr import check_adjacency
 from chainer_bspmm.sparse.relations import degree_rows
 
-# Rows of a tile: few rows are not filled up far, and large tiles have fewer partial sums.
+# Rows of a tile. In small tiles a degree of few nodes wastes few rows; large ones leave fewer
+# partial sums to add.
 TILE_ROWS, TILE_ROWS_OF_MANY = 64, 256
 MANY_NODES = 8192
 
@@ -94,8 +95,8 @@ class NodeLists(NamedTuple):
 class Tiles(NamedTuple):
     """Nodes sorted into tiles, each for one degree only, with the same products as `NodeLists`.
 
-    There are as many tiles as any degrees of so many nodes need, so that shapes do not depend on
-    the degrees.
+    There are enough tiles for the same number of nodes with any other degrees, so that shapes do
+    not depend on the degrees.
     """
 
     selection: BatchedCSR  # (n_tiles * n_rows, n_nodes), a one for the node at each place
@@ -140,7 +141,8 @@ def tiles_of(adj, is_type, n_rows):
     n_nodes, n_types = is_type.shape
     n_tiles = n_nodes // n_rows + n_types
     # Nodes that have a weight are numbered, degree by degree; `bounds` has each degree's first
-    # number, and the end of the last. Its first place comes somewhat later, where a tile begins.
+    # number, and the end of the last. A degree's first place in the tiles comes somewhat later than
+    # its first number, because it is where a tile begins.
     counted = xp.cumsum(is_type.T.ravel(), dtype=numpy.int32).reshape(n_types, n_nodes)
     bounds = xp.zeros(n_types + 1, numpy.int32)
     if n_nodes:

@@ -15,7 +15,7 @@ from chainer_bspmm.cuda.step import current
 
 @plans.kept
 def dropout_launch(size, width) -> plans.Launch:
-    """Plan dropout: a thread for every four elements, of 1 to 2**34."""
+    """Plan dropout of 1 to 2**34 elements: a thread for every four of them."""
     last = (size - 1) // 4
     return plans.Launch(
         (('VECTOR', min(width, 4)),),
@@ -142,7 +142,7 @@ def step_dropout(node, step, inputs):
 
 
 def dropout(x, ratio):
-    """Apply ``chainer.functions.dropout``; on a host with elements that :func:`draw_kept` keeps."""
+    """Apply ``chainer.functions.dropout``; on a host :func:`draw_kept` chooses the elements."""
     if not chainer.config.train or current() is not None or x.xp is not numpy:
         return functions.dropout(x, ratio=ratio)
     scale = x.dtype.type(1 / (1 - ratio))

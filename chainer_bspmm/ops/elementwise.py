@@ -64,7 +64,7 @@ def activate(xp, activation, y):
     elif activation == 'tanh':
         xp.tanh(y, out=y)
     elif activation != 'identity':
-        raise NotImplementedError(activation)
+        raise NotImplementedError('activation: expected one of ACTIVATIONS, got %r' % activation)
 
 
 GRADIENTS = {

@@ -39,7 +39,7 @@ def can_sum(adj):
 
 
 def end_forward(y, b_self, activation, dropout_ratio=0.0, draw=None):
-    """Add a bias to a layer's sums y, activate and drop, in place.
+    """Add a bias to a layer's sums y, and apply its activation and dropout, in place.
 
     Dropout is for a GPU only, and `draw` is the result of `ops.dropout.step_draw`.
     """

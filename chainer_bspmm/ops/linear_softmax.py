@@ -127,8 +127,8 @@ def _linear_gradients(layer, plan, gy, is_needed):
 def linear_softmax(*layers):
     """Compute ``y[i] = sum of softmax(W x[i] + b)`` over layers (x, W, b), b or None.
 
-    On a GPU it takes a launch for each layer and one for all softmaxes, if the weights fit into
-    shared memory.
+    On a GPU it takes a launch for each layer, or a product by cuBLAS where the weights do not fit
+    into shared memory or cuBLAS is faster, and one launch for all softmaxes.
     """
     n_rows, n_out = len(layers[0][0]), len(layers[0][1])
     inputs, sizes = [], []

@@ -162,7 +162,7 @@ class Loss(NamedTuple):
         return (d * d, 2 * d) if self.kind == 'SQUARED_ERROR' else (abs(d), numpy.sign(d))
 
     def _launch(self, plan, x, t, *, y, count, gy=None, partial=None, along=None):
-        """Launch kernels/mean_loss.cu: write to y, and to `along`, or with `gy` the gradient to y.
+        """Launch kernels/mean_loss.cu: write the loss (y, `along`), or with `gy` the gradient (y).
 
         `count`, if labels are counted, is an array that a loss writes and a gradient reads.
         """

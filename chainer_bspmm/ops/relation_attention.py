@@ -92,7 +92,7 @@ class RelationAttention(FusedNode):
         gscores = adj.xp.empty((len(x), 2), x.dtype)
         _score_gradients(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
         gx += dot(gscores, W.reshape(2, n_channels))
-        # Each column of scores adds up to the gradient of b. The receivers' column is summed,
+        # Each column of gscores adds up to the gradient of b. The receivers' column is summed,
         # because its terms have already cancelled within each row.
         gW = dot(gscores.T, x)
         gb = row_sum(gscores)[1:]
@@ -191,8 +191,9 @@ def relation_attention(
     counts twice.
 
     If a node has no edges to normalise over, its weights are uniform over all slots of the graph.
-    Slots are the graph's rows, each counted ``adj.row_weights`` times, and unless ``within`` times
-    the R relations. Chainer Chemistry gets the same result from a softmax over masked logits.
+    Every row of the graph is ``adj.row_weights`` slots in each of the R relations. With ``within``,
+    only the slots of one relation count. Chainer Chemistry gets the same result from a softmax over
+    masked logits.
 
     Dropout in training drops weights one by one, as in Chainer Chemistry, with two exceptions. All
     rows without edges of a graph share a draw for each slot and head, and a row that stands for

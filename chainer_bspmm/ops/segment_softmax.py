@@ -136,6 +136,8 @@ def _columns(x):
 
 
 class NodeSoftmax(SegmentSoftmax):
+    """Node of :func:`node_softmax`; its input is x."""
+
     def _gradients(self, inputs, gy, indexes):
         # The mean over each graph is subtracted first. Mathematically it cancels, but its rounding
         # error would not, and would dominate in attention over many similar nodes, such as phantom

@@ -225,8 +225,8 @@ def segment_broadcast_forward(y, offsets, n_rows, max_rows=None, weights=None):
     return x
 
 
-# Segment g of n_rows rows has rows ``offsets[g]`` to ``offsets[g + 1]``; row i counts
-# ``weights[i]`` times. The other fields are as in segment_sum_forward.
+# Of n_rows rows, segment g has those from ``offsets[g]`` up to ``offsets[g + 1]`` (exclusive); row
+# i counts ``weights[i]`` times. The other fields are as in segment_sum_forward.
 Segments = collections.namedtuple(
     'Segments', 'offsets n_rows max_rows weights', defaults=(None, None)
 )
@@ -250,6 +250,8 @@ class _Segmented(function_node.FunctionNode):
 
 
 class SegmentSum(_Segmented):
+    """Node of :func:`segment_sum`; its input is x."""
+
     def _calculate(self, x):
         offsets, _, max_rows, weights = self._segments
         return segment_sum_forward(x, offsets, max_rows, weights)
@@ -259,6 +261,8 @@ class SegmentSum(_Segmented):
 
 
 class SegmentBroadcast(_Segmented):
+    """Node of :func:`segment_broadcast`; its input is y."""
+
     def _calculate(self, y):
         return segment_broadcast_forward(y, *self._segments)
 
@@ -267,6 +271,8 @@ class SegmentBroadcast(_Segmented):
 
 
 class SegmentMax(_Segmented):
+    """Node of :func:`segment_max`; its input is x."""
+
     def _calculate(self, x):
         self.retain_inputs((0,))
         self.retain_outputs((0,))

@@ -83,7 +83,7 @@ class BatchedSELL(Batch):
             self._move(device)
 
     def _set_slices(self):
-        """Cut the rows of every graph."""
+        """Cut the rows of every graph into slices."""
         sizes = numpy.diff(self.row_offsets).astype(numpy.int64)
         size = min(self.slice_size, max(self.max_rows, 1))
         n_slices = -(-sizes // size)

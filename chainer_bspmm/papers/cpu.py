@@ -10,6 +10,7 @@ from chainer_bspmm.sparse import BatchedCSR, build
 
 
 def bspmm(adj, x, data, residual, trans, algorithm='auto'):
+    """Compute `products.bspmm_forward` on a host."""
     dtype = compute_dtype(x)
     if type(adj) is BatchedCSR:
         matrix = matrix_on_host(adj, data, dtype, trans)
@@ -43,6 +44,7 @@ def _coo_matrix(adj, data, dtype, trans):
 
 
 def spmv(adj, x, alpha, beta, y):
+    """Compute `products.spmv` on a host."""
     compute = compute_dtype(x).type
     product = _scipy_matrix(adj, numpy.dtype(compute)) @ x.astype(compute, copy=False)
     alpha, beta = compute(alpha), compute(beta)

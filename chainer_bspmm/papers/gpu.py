@@ -17,6 +17,7 @@ from chainer_bspmm.sparse.build import values_of
 
 
 def bspmm(adj, x, data, residual, trans, algorithm='auto'):
+    """Compute `products.bspmm_forward` on a GPU."""
     product = DEFAULT[type(adj)] if algorithm == 'auto' else algorithms(adj)[algorithm]
     with launch.device_of(x):
         y = product(
@@ -75,6 +76,7 @@ def _launch_sell(adj, x, alpha, beta, residual, y):
 
 
 def spmv(adj, x, alpha, beta, y):
+    """Compute `products.spmv` on a GPU."""
     with launch.device_of(x):
         if y is None:
             y = cuda.cupy.empty(adj.n_rows, x.dtype)
@@ -181,6 +183,7 @@ def algorithms(adj):
 
 
 def bsddmm(adj, u, v):
+    """Compute `products.bsddmm_forward` on a GPU."""
     n_channels = u.shape[-1]
     with launch.device_of(u):
         u, v = launch.contiguous(u), launch.contiguous(v)

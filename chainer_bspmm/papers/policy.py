@@ -5,7 +5,7 @@ import numpy
 from chainer_bspmm.cuda import plans
 
 SHARED_BUDGET = 32 * 1024  # bytes per block
-ST_BLOCK = 1024  # most threads of a block; the paper does not state its number
+ST_BLOCK = 1024  # most threads of a block; the paper does not state how many it uses
 ST_GLOBAL_BLOCK = 256
 
 

@@ -35,10 +35,14 @@ def bsddmm_forward(adj, u, v):
 
 
 class PaperSpMM(BatchedSpMM):
+    """Node of :func:`bspmm`."""
+
     product = staticmethod(bspmm_forward)
 
 
 class PaperSDDMM(BatchedSDDMM):
+    """Node of :func:`bsddmm`."""
+
     product = staticmethod(bsddmm_forward)
     by_factors = PaperSpMM
 
@@ -97,7 +101,8 @@ def bspmm(
     arrays = list(map(chainer.as_array, (x, data, residual)))
     check.of_kind(adj, (BatchedCSR, BatchedCOO, BatchedSELL))
     if type(adj) is BatchedCSR and adj.has_spare:
-        raise ValueError('adj: expected no spare rows, which these kernels would not write')
+        text = 'adj: expected a batch without spare rows, which these kernels do not write, got %r'
+        raise ValueError(text % adj)
     if data is not None and type(adj) is BatchedSELL:
         raise ValueError(
             'data: expected None, because a BatchedSELL has its own values, got %s; '

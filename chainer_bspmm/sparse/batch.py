@@ -30,7 +30,7 @@ class Batch:
     know of weights.
 
     Do not change arrays and attributes: results that were derived from them are cached (`cached`)
-    and would not change with them. :meth:`replace` makes a changed matrix. The only exception are
+    and would not change with them. :meth:`replace` makes a changed matrix. The only exceptions are
     the arrays of ``BatchedCSR.in_buffers``, which may be filled again.
     """
 

@@ -202,8 +202,8 @@ class BatchedCSR(Batch):
                 Dense float64 stays float64; integer and boolean matrices become float32.
             layout (str): ``'packed'``: graph g has n_g rows. ``'padded'``: every graph has as many
                 rows as the largest; the rows past n_g are empty. ``'folded'``: graph g has n_g + 1
-                rows. The last one is empty, and stands for the rows that the graph has fewer than
-                N; their number is its weight.
+                rows. The last one is empty, and stands for the N - n_g rows by which a padded graph
+                would be longer; its weight is N - n_g.
             max_atom_id (int or None): see the class.
             padded_to (int or None): N of ``'folded'``; None means the largest graph's number of
                 nodes. If a graph has more than N nodes, the weight is 0.

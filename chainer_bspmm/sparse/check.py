@@ -26,6 +26,7 @@ LAYOUTS = ('packed', 'folded', 'padded')
 
 
 def one_of(name, value, allowed):
+    """Check that a value is one of those that are allowed."""
     if value not in allowed:
         text = '%s: expected one of %s, got %r'
         raise ValueError(text % (name, ', '.join(map(repr, allowed)), value))
@@ -40,6 +41,7 @@ def options(n_relations, layout, max_atom_id):
 
 
 def layout(name, padded_to):
+    """Check the name of a layout, and the size that its molecules are padded to."""
     one_of('layout', name, LAYOUTS)
     if padded_to is None:
         return
@@ -50,6 +52,7 @@ def layout(name, padded_to):
 
 
 def fits_int32(what, number):
+    """Check that a number of rows or entries fits in int32."""
     if number > INT32_MAX:
         text = '%s: expected at most 2**31 - 1 = %d in one batch, got %d'
         raise ValueError(text % (what, INT32_MAX, number))
@@ -74,6 +77,7 @@ def numpy_or_cupy(name, x):
 
 
 def count(name, value, least):
+    """Check that a value is an integer of at least `least`; return it as int."""
     if not isinstance(value, (int, numpy.integer)) or isinstance(value, bool):
         raise TypeError('%s: expected an int, got %r' % (name, value))
     if value < least:
@@ -90,7 +94,7 @@ def of_kind(adj, kinds):
             '(docs/migration.md)'
         )
         if hasattr(adj, 'to_csr'):
-            advice = 'adj.to_csr() makes one, chainer_bspmm.papers.bspmm takes it'
+            advice = 'adj.to_csr() makes a BatchedCSR, chainer_bspmm.papers.bspmm takes adj itself'
         got = type(adj).__name__ + (' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else '')
         names = ' or '.join(kind.__name__ for kind in kinds)
         raise TypeError('adj: expected a %s, got %s; %s' % (names, got, advice))
@@ -131,13 +135,15 @@ def floating(name, x):
 
 
 def same_dtype(name, dtype, expected):
+    """Check that two dtypes are equal."""
     if dtype != expected:
         raise TypeError('%s: expected %s, got %s' % (name, expected, dtype))
 
 
 def values_dtype(adj, x):
+    """Check that the values of a matrix, if it has any, have the dtype of x."""
     if adj.data is not None and adj.data.dtype != x.dtype:
-        text = 'x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
+        text = 'x: expected %s, like the values of adj, got %s; adj.astype(x.dtype) converts'
         raise TypeError(text % (adj.data.dtype, x.dtype))
 
 
@@ -151,7 +157,8 @@ def on_device(name, x, adj):
     numpy_or_cupy(name, x)
     here, there = backend.get_device_from_array(x), backend.get_device_from_array(offsets)
     if here != there:
-        raise ValueError('%s: expected on %s with adj, got on %s' % (name, there, here))
+        text = '%s: expected an array on %s, like adj, got one on %s'
+        raise ValueError(text % (name, there, here))
 
 
 def gradient(gy, result):
@@ -160,12 +167,13 @@ def gradient(gy, result):
         return
     dtype, shape, kind = result
     if gy.dtype != dtype:
-        raise TypeError('gy: expected %s, as the result, got %s' % (dtype, gy.dtype))
+        raise TypeError('gy: expected %s, like the result, got %s' % (dtype, gy.dtype))
     if gy.shape != shape:
-        raise ValueError('gy: expected shape %s, as the result, got %s' % (shape, gy.shape))
+        raise ValueError('gy: expected shape %s, like the result, got %s' % (shape, gy.shape))
     if isinstance(gy, cuda.ndarray) != issubclass(kind, cuda.ndarray):
         where = 'a GPU' if issubclass(kind, cuda.ndarray) else 'the host'
-        raise ValueError('gy: expected on %s, as the result, got %s' % (where, type(gy).__name__))
+        text = 'gy: expected an array on %s, like the result, got %s'
+        raise ValueError(text % (where, type(gy).__name__))
 
 
 def algorithm(name, is_on_gpu, names):
@@ -190,7 +198,7 @@ def host_integers(arrays, data, n_relations):
         numpy_or_cupy(name, array)
         here = backend.get_device_from_array(array)
         if device is not None and here != device:
-            text = '%s: expected on %s as the other arrays, got on %s'
+            text = '%s: expected an array on %s, like the other arrays, got one on %s'
             raise ValueError(text % (name, device, here))
         device = here
         if name == 'ids':
@@ -296,6 +304,7 @@ def _starts(name, starts, total, meaning):
 
 
 def equal_blocks(arrays):
+    """Check that all graphs have as many rows, and as many columns."""
     for name in ('row_offsets', 'col_offsets'):
         sizes = numpy.diff(arrays[name])
         if sizes.size and (sizes != sizes[0]).any():
@@ -311,7 +320,8 @@ def same_device(name, arrays):
         backend.get_device_from_array(array) for array in arrays if isinstance(array, cuda.ndarray)
     }
     if len(devices) > 1:
-        raise ValueError('%s: expected on one device, got %s' % (name, sorted(map(str, devices))))
+        text = '%s: expected arrays on one device, got them on %s'
+        raise ValueError(text % (name, ' and '.join(sorted(map(str, devices)))))
     return devices.pop()
 
 
@@ -371,6 +381,7 @@ def _value_dtype(dtype):
 
 
 def dense_batch(adj):
+    """Check that an array is a batch of square matrices, with or without relations."""
     numpy_or_cupy('adj', adj)
     if adj.ndim not in (3, 4) or adj.shape[-1] != adj.shape[-2]:
         text = 'adj: expected shape (n_graphs, N, N) or (n_graphs, R, N, N), got %s'

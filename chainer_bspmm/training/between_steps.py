@@ -119,7 +119,7 @@ def _only_counts(trigger):
 
 def _calls_users(extension):
     """Return whether an extension calls another extension, or a user's object or function."""
-    # Such as a file of a user's class, whose methods PrintReport calls.
+    # For example, PrintReport calls methods of its file, which may be of a user's class.
     if any(is_of_user(type(part).__module__) for part in vars(extension).values()):
         return True
     others = (getattr(extension, name, None) for name in ('_postprocess', '_log_report'))

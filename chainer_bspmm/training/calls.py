@@ -159,7 +159,7 @@ class _Notes:
 
 
 def _named_functions(namespace):
-    """Yield the functions of a module and of its classes that were made once.
+    """Yield the functions of a module, and of its classes, that can have been made only once.
 
     A function within another one may have been made more than once, with other variables. So may
     the function of a decorator, which has the name of a function that it decorates.

@@ -244,7 +244,8 @@ def captured_predict(
         synchronisation except for the checks. Between batches device, stream and configuration
         are the caller's. The caller may change parameters in place, but not move them. When the
         generator ends or is closed, it frees the graphs and their memory and ends its processes.
-        Processes are started, and molecules end them, as in `dataset.from_smiles`.
+        Processes are started, and a molecule that crashes one is a failure, as in
+        `dataset.from_smiles`.
 
         Molecules without atoms, or with atomic numbers for which Chainer Chemistry has no embedding
         (117 and up), are failures here; `dataset.from_smiles` keeps them.

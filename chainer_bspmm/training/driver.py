@@ -76,8 +76,8 @@ class Driver:
             self._key = (form, batch.source, capacity, *self.watched)
             program = self.programs.find(self._key)
             if program is not None and program.would_overwrite(is_untouched=program is last):
-                # Arrays of new programs are copied. The memory of these programs stays as it is for
-                # as long as somebody refers to it.
+                # The programs are dropped; their memory stays as it is for as long as anything
+                # refers to it. New programs give copies of their arrays.
                 self.session.gives_copies = True
                 self.programs.clear()
                 program = None
@@ -90,7 +90,7 @@ class Driver:
         except ParameterMissing:
             self.watched = None
             return None, None, None
-        except (NoSparseBatch, CannotCapture, MemoryError) as error:  # CuPy's is a MemoryError
+        except (NoSparseBatch, CannotCapture, MemoryError) as error:  # also CuPy's OutOfMemoryError
             return self.give_up(str(error)), None, None
         # An eager run may change Python's values.
         may_change = not program.is_captured or program.is_check_due()

@@ -46,7 +46,7 @@ class Effects:
         changes (list): the result of `Snapshot.changes`, while the assignments are in place.
         lasting (iterable): arrays that stay from step to step, such as those of parameters. Views
             of them are assigned as they are, because Chainer's steps write to them, too.
-        is_known (callable): returns whether the run has not made an object, but found it: it is
+        is_known (callable): returns whether an object existed before the run. Such an object is
             assigned as it is, too.
         gives_copies (bool): whether to assign copies of all other arrays.
 
@@ -81,8 +81,8 @@ class Effects:
             for i, (_, new) in enumerate(changes)
             if gives_copies or any(self._is_remade(value) for value in _items(new))
         ]
-        # Variables, their nodes, arrays, and the memory of these. Somebody who keeps one refers to
-        # one of these.
+        # Variables, their nodes, arrays, and the memory of the arrays. Code that keeps a result
+        # of the run refers to at least one of these objects.
         objects: dict[int, Any] = {}
         for value in values:
             if id(value) not in self._copied:
@@ -91,9 +91,10 @@ class Effects:
                     if self._is_new(each):
                         objects[id(_memory(each))] = _memory(each)
         self._objects = list(objects.values())
-        # References to each before anything else had one, once they were counted.
+        # Number of references to each object while nothing outside of this package has one. None
+        # until they are counted.
         self._own_counts: list[int] | None = None
-        # (changes of the known references, counts) when nobody kept one
+        # (`n_changes` of the known references, counts of references) when nobody kept any object
         self._free: tuple[int, list[int]] | None = None
         self._are_made = False  # whether the last assignments are known to be in place
 
@@ -184,7 +185,10 @@ class Effects:
         return [self._anew(value, made) for value in new]
 
     def _anew(self, value, made):
-        """Return a value with new containers and copies; one object stays one (`made`: by id)."""
+        """Return a value with new containers and copies.
+
+        An object that occurs several times stays one object: `made` has the new objects by old id.
+        """
         if id(value) not in made:
             made[id(value)] = self._made(value, made)
         return made[id(value)]
@@ -271,7 +275,7 @@ def _is_named_tuple(value):
 
 
 def _items(container):
-    """Return the items of a container, those of a dict without the keys, by no method of hers."""
+    """Return a container's items, or a dict's values, without methods of a user's subclass."""
     if isinstance(container, dict):
         return list(dict.values(container))
     bases = list, tuple, set, frozenset, collections.deque

@@ -21,8 +21,8 @@ from chainer.optimizers import adam, momentum_sgd, rmsprop, sgd
 from chainer_bspmm.cuda import kernels, plans
 from chainer_bspmm.cuda.launch import run
 
-# About as many as an H200 runs at once. After a launch that sums squares, the next one adds up a
-# number of each block.
+# About as many blocks as an H200 runs at once. A launch that sums squares writes one number for
+# each block, and the next launch adds these up.
 _MAX_BLOCKS = 1024
 _THREADS = 256
 # All arguments of a kernel may take 4 KB. The table of 70 parameters takes 3928 bytes.
@@ -407,7 +407,7 @@ class FusedUpdate:
 
 
 def own_gradients(params):
-    """Copy gradients that share memory, such as both in ``V + W``, or are not C-contiguous."""
+    """Copy gradients that share memory, as V's and W's in ``V + W`` do, or are not C-contiguous."""
     end = 0
     for param in sorted(params, key=lambda param: param.grad.data.ptr):
         is_shared = param.grad.data.ptr < end

@@ -156,8 +156,9 @@ class GraphUpdater(StandardUpdater):
     def _check_rows(self, program, batch):
         """Check the first step, which a program has run; train eagerly if spare rows change it."""
         driver = self._driver
-        # With several ranks there is no check, because a single rank cannot add up with others. If
-        # the step's calls are being noted, they are known only after it: the next step is checked.
+        # With several ranks there is no check, because one rank cannot compute sums over all ranks
+        # alone. If the step's calls are being noted, they are known only after it: the next step is
+        # checked.
         if (
             not chainer.config.bspmm_check_swap
             or hasattr(driver.given, 'communicator')

@@ -17,8 +17,8 @@ from chainer_bspmm.training.reach import Reach
 from chainer_bspmm.training.snapshot import has_same_bits
 from chainer_bspmm.compat.user_code import LIBRARIES
 
-# Types of values that are compared by their text, so that NaN equals itself. It is the text of the
-# type itself, not of a subclass.
+# Types of values that are compared by their text, so that NaN equals itself. The text is made by
+# the method of the type itself, not of a subclass.
 PRINTED = {
     int: hex,  # Python refuses to print thousands of decimal digits
     **{kind: kind.__repr__ for kind in (float, complex, str, bytes, range, slice)},
@@ -140,11 +140,11 @@ class Guards:
         return Moment(self.reach.anew() if self.has_user_code else self.reach)
 
     def ignore(self, outputs, others):
-        """Stop watching `outputs`: names of values that every run replaces, so none reads them.
+        """Stop watching `outputs`: names of values that every run replaces, so no run reads them.
 
-        They are arrays and containers. Only their types stay watched: a run after which there is
-        None has another program if there was an array before it, one that assigns None. `others`:
-        names of those that a run did not replace; they may be inputs and stay watched.
+        They are arrays and containers. Their types stay watched. A run that finds an array and
+        leaves None therefore has a program of its own, whose replays assign None. `others`: names
+        of values that a run did not replace; they may be inputs and stay watched.
         """
         outputs = (self._outputs | outputs) - others
         if outputs != self._outputs:

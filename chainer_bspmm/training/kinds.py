@@ -124,7 +124,7 @@ QUIET = {
     *('builtins', 'abc', 'typing', 'enum', 'collections', 'argparse', 'types'),
     *('chainer.link', 'chainer.device_resident'),
 }
-# These modules, and those of base classes without attributes of their own.
+# The modules in QUIET, and modules of base classes that have no attributes.
 STATELESS = {*QUIET, 'collections.abc', 'contextlib', 'chainer.dataset.dataset_mixin'}
 # Methods that links and optimizers call.
 CALLED = {'forward', 'cleargrads', 'zerograds', 'params', 'namedparams'}

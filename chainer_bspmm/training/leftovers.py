@@ -15,11 +15,11 @@ def read_by_the_next_run(
 ) -> str | None:
     """Return words for a value that makes the next run differ from the first; None if unknown.
 
-    Values that a run assigns are put back one at a time before another run, from the state before
-    the first. All runs are undone.
+    Each value that the first run assigns is assigned alone, to the state before that run, and the
+    batch is run again. All runs are undone.
 
     Args:
-        take_snapshot: returns a snapshot of the present state, that before the first run.
+        take_snapshot: returns a snapshot of the present state, the one before the first run.
         is_like_the_first: runs the batch, given a snapshot of the state before the run, and returns
             whether its results are those of the first run.
     """

@@ -88,8 +88,9 @@ def _norm(array):
 def beyond_rounding(found, expected, run_scaled, dtype):
     """Return the errors (dict) among `found` that rounding does not explain.
 
-    Rounding decides if a maximum is tied or a sum cancels. ``run_scaled(factor)`` returns the
-    outcome with parameters multiplied by a factor; `expected` is the outcome for a factor of 1.
+    Where a maximum is tied or a sum cancels, rounding decides the result. ``run_scaled(factor)``
+    returns the outcome with parameters multiplied by a factor; `expected` is the outcome for a
+    factor of 1.
     """
     if not found:
         return found

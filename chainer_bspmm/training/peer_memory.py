@@ -156,7 +156,7 @@ class PeerSums:
         self._next = 0
 
     def begin(self, alone):
-        """Begin a step; `alone`: a trial, or the last step again with the data that others sent."""
+        """Begin a step; `alone`: it is a trial, or repeats the last step with the others' data."""
         self._alone = alone
         self._next = 0
 
@@ -178,7 +178,11 @@ class PeerSums:
         if self._peers is None and number == len(self.vectors):
             self.vectors.append(vector)
         if self.vectors[number : number + 1] != [vector]:
-            raise RuntimeError('statistics over several ranks: not the same as in the first step')
+            text = (
+                'statistics over several ranks: expected the size and dtype of sum %d as in the '
+                'first step, %s, got %s'
+            )
+            raise RuntimeError(text % (number, self.vectors[number : number + 1], vector))
         return array if self._peers is None else self._launch(number, array)
 
     def load_kernels(self, peers):

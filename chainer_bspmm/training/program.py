@@ -30,7 +30,7 @@ REPEATS = 8
 FEW_ROUNDINGS = 8, 24, 56
 SPARE_ROWS = 'spare rows at the end of a batch, which belong to no molecule, change %s: %s'
 TAKE_BATCH = '__call__', 'forward'  # methods whose arguments are arrays of a batch
-BRANCH = 'the %s compares a size of its batch, "%s" in %s, and in a captured one buffers are larger'
+BRANCH = 'the %s compares a size of its batch, "%s" in %s, but captured it has larger buffers'
 ON_HOST = '%s is reported as a value on the host, which a replay would repeat'
 
 
@@ -190,7 +190,7 @@ class Program:
                 if differs:
                     cause = 'the %s keeps arrays or sizes of the batch' % work.name
                     raise CannotCapture(SPARE_ROWS % (differs, cause))
-        if unlike:  # the state is that before the first run again
+        if unlike:  # the state is again the one before the first run
             cause = self._why_unlike(arrays, first)
             raise CannotCapture('two runs of one batch differ in %s: %s' % (unlike, cause))
         if moments:
@@ -224,7 +224,8 @@ class Program:
             with self._session.capturer.ordered():
                 name = read_by_the_next_run(self._snapshot, is_like_the_first)
         if name is not None:
-            return 'the %s reads %s, which the last one has assigned' % (self.work.name, name)
+            names = self.work.name, name, self.work.name
+            return 'the %s reads %s, which the %s before it has assigned' % names
         return (
             'something in Python changes that is not watched, such as a counter, or the model '
             'draws random numbers in another way than chainer.functions.dropout'
@@ -334,8 +335,9 @@ class Program:
 
     def _refuse_other_numbers(self, numbers, before):
         """Raise CannotCapture if a number that is reported from the host differs from before."""
-        # All that a step reads from Python is watched, so a number that stays the same is the same
-        # in every replay. Checks compare it with that of an eager step.
+        # All that a step reads from Python is watched. So a number that two runs report alike is
+        # the same in every replay, and checks compare it with the number that an eager step
+        # reports.
         for name in {**before, **numbers}:
             are_both = name in before and name in numbers
             if not are_both or not snapshot.has_same_bits(numbers[name], before[name]):
@@ -397,7 +399,10 @@ class Program:
             raise CannotCapture(text % error) from error
 
     def _compared(self, before):
-        """Replay the staged batch, run it eagerly from the same state, and compare; StepDiffers."""
+        """Replay the staged batch, and compare with an eager run from the same state.
+
+        Raises StepDiffers if the results differ.
+        """
         work = self.work
         results = self.launch()
         replayed = self._state(before, results)

@@ -766,7 +766,7 @@ class _Globals(_Owner):
 
 
 class _OfModule(_Owner):
-    """Variables of a module that code names, or any data if its name is among `by_text`."""
+    """Variables of a module that code names, or all data if the module's name is in `by_text`."""
 
     def __init__(self, variables, text, by_text):
         super().__init__(variables, text)
@@ -794,7 +794,7 @@ class _OfClass(_Owner):
     def open_subclasses(self):
         """Return the subclasses that are to be followed from now on; none in later calls.
 
-        Code asks classes for them that it names, or that it has an object of.
+        Code can ask for subclasses only of a class that it names, or of which it has an object.
         """
         if self.is_only_base or self._has_opened_subclasses:
             return []
@@ -806,10 +806,10 @@ class _OfClass(_Owner):
 
 
 class _OfLibrary(_Owner):
-    """Variables of a module or a class of a library. Those that code names are watched.
+    """Variables of a module or a class of a library. Variables that code names are watched.
 
-    Modules, classes, and a user's functions and objects are followed. Those that code assigns are
-    put back.
+    If their values are modules, classes, or a user's functions or objects, these are followed.
+    Variables that code assigns are put back.
     """
 
     def __init__(self, of, text):
@@ -830,7 +830,7 @@ class _OfLibrary(_Owner):
 
     def names(self, written):
         """Return the watched names (set); `written`: names that code assigns to some object."""
-        # A step may add an attribute to a class, for example to a counter of all its objects.
+        # A step may add an attribute to a class, for example a counter of all its objects.
         return self.opened | written if isinstance(self._of, type) else self.opened
 
     def place_of(self, written):
@@ -965,7 +965,7 @@ def _has_constants(kind):
         return False
     if issubclass(kind, kinds.IGNORED):
         return not issubclass(kind, numpy.void)
-    if kind.__name__ in kinds.NATIVE_FUNCTIONS:  # Boost's are called like Python's
+    if kind.__name__ in kinds.NATIVE_FUNCTIONS:  # Boost's class has the same name as Python's
         return not issubclass(kind, types.FunctionType)
     if issubclass(kind, (*kinds.RECORDS, *kinds.OF_TRAINING, chainer.Link, chainer.Variable)):
         return False

@@ -19,7 +19,7 @@ class Session:
 
     `target` is the link that is trained or predicts. `function` runs on the arrays of a batch.
     `update` is the `Update` of a training step, or None for predictions. A session is over when the
-    function, the target, an update rule or a hook is replaced.
+    function, the target, an update rule or a hook is replaced, or when the `Update` no longer fits.
     """
 
     update: Any = None

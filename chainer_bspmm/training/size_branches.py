@@ -40,7 +40,7 @@ def branch_on_size(code: types.CodeType, takes_batch: bool) -> str | None:
 
 @functools.lru_cache(maxsize=2)  # functions of one file mostly come one after the other
 def _functions(source):
-    """Return the nodes of all functions in a source, none if it is no Python of this version."""
+    """Return the nodes of all functions in a source; none if this Python cannot parse it."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -100,7 +100,7 @@ class _Comparisons:
             return node.id in self._variables
         if isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name) and node.value.id == 'self':
-                return False  # a number of the user's own, or one that a run has to keep
+                return False  # the user's own number, or a size that was stored, which guards watch
             return node.attr in _SIZES or node.attr == 'size' and self._is_argument(node.value)
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
             is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0

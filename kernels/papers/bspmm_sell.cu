@@ -27,9 +27,10 @@
 // other without regard to warps, and every thread reads the start of its slice (32 slices of one
 // row, which is CSR, are two neighbouring loads).
 //
-// Launch: block (a multiple of 32), grid (ceil(n_slices * n_slots / block), any): n_slots threads a
-// slice, at least as many as its rows; the rest leave; fewer than 2**32 in all. Block (b, t) owns the
-// vectors t * TILE to t * TILE + TILE, in steps of gridDim.y * TILE. No shared memory.
+// Launch: block (a multiple of 32), grid (ceil(n_slices * n_slots / block), any): n_slots threads
+// for each slice, at least one for each of its rows; threads without a row leave. Fewer than 2**32
+// threads in all. Block (b, t) owns the vectors t * TILE to t * TILE + TILE, in steps of gridDim.y
+// * TILE. No shared memory.
 #include "common.cuh"
 
 // Entries of a row whose loads are issued before the first is used.

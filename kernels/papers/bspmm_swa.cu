@@ -22,7 +22,7 @@
 //
 // Launch: block (TB) with TB a multiple of SUBWARP, grid (blocks, partitions) of
 // max_rows * SUBWARP * n_graphs threads for every partition, rounded up to whole blocks;
-// n_graphs * max_rows < 2^31. max_rows: rows of the largest graph, positive; width: columns a
+// n_graphs * max_rows < 2^31. max_rows: rows of the largest graph, positive; width: columns of a
 // partition, partitions * width >= n_B. Sub-warp s owns row s % max_rows of graph s / max_rows in the
 // columns of its partition; where the graph has no such row it leaves at once.
 // Shared memory: TB / SUBWARP * width sums, dynamic. No barrier: every element of it is zeroed, added

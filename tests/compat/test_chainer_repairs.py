@@ -189,8 +189,8 @@ def test_a_gpu_without_cupy_says_what_to_do():
     *_, last = python('-c', code).stdout.splitlines()
     assert last == (
         '(see https://github.com/chainer/chainer#installation).import of cupy halted; None in '
-        'sys.modules. A GPU needs CuPy, which `python -m chainer_bspmm info` says how to install; '
-        'without a GPU the device is -1'
+        'sys.modules. A GPU needs CuPy; `python -m chainer_bspmm info` says how to install it. '
+        'Without a GPU the device is -1'
     )
 
 

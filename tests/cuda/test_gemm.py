@@ -310,7 +310,7 @@ def test_another_device_is_refused(host):
     a = cublas_on_cpu.on_host(numpy.ones((2, 2)))
     b = a.copy()
     b.device_id = 1
-    message = '^b: expected on device 0 with the cuBLAS handle, got on device 1$'
+    message = '^b: expected an array on device 0, like the cuBLAS handle, got device 1$'
     with pytest.raises(ValueError, match=message):
         gemm.Blas().dot(a, b)
 

@@ -160,7 +160,7 @@ def test_several_processes_at_once(folder):
 
 def cannot_write(folder, reason):
     """Return a pattern that matches the whole warning."""
-    message = 'cache: cannot write to %s: %s; CHAINER_BSPMM_CACHE_DIR names another folder'
+    message = 'cache: cannot write to %s: %s; set CHAINER_BSPMM_CACHE_DIR to another folder'
     return '^%s$' % re.escape(message % (folder, reason))
 
 

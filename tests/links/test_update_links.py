@@ -335,14 +335,14 @@ def nfp_with_a_hook():
             (3,),
             'norm_layer',
             BatchNormalization(3),
-            'expected exactly a LayerNormalization .* got a .*BatchNormalization. Unswapped',
+            'expected exactly a LayerNormalization .* got a .*BatchNormalization. .* Unswapped',
         ),
         (
             'GGNN',
             (6,),
             'update_layer',
             StatelessGRU(22, 16),
-            'expected exactly a GRU .* got a .*StatelessGRU. Unswapped',
+            'expected exactly a GRU .* got a .*StatelessGRU. .* Unswapped',
         ),
         *(
             (
@@ -350,7 +350,7 @@ def nfp_with_a_hook():
                 (6, 4),
                 name,
                 BatchNormalization(3),
-                'expected exactly a GraphLinear .* got a .*BatchNormalization. Unswapped',
+                'expected exactly a GraphLinear .* got a .*BatchNormalization. .* Unswapped',
             )
             for name in ('message_layer', 'attention_layer')
         ),

@@ -28,7 +28,7 @@ ADVICE = (
     '%s of Chainer Chemistry takes dense adjacency matrices, got a %s: call '
     'chainer_bspmm.sparsify(model) first, or use '
     'chainer_chemistry.dataset.converters.concat_mols as the converter. '
-    'It does not find links outside of init_scope: swap those by themselves'
+    'sparsify does not find links outside of init_scope: swap those separately'
 )
 
 
@@ -112,9 +112,9 @@ def test_a_model_of_graph_data(method):
     model = set_up(method).graph_conv
     for call in (lambda: model(ATOMS, ADJ), lambda: NodeClassifier(model)(ATOMS, ADJ, ())):
         assert message_of(call).endswith(
-            ' of Chainer Chemistry takes its own graph data, got a BatchedCSR: call '
-            'chainer_bspmm.sparsify(model) first. It does not find links outside of init_scope: '
-            'swap those by themselves'
+            " of Chainer Chemistry takes Chainer Chemistry's graph data, got a BatchedCSR: call "
+            'chainer_bspmm.sparsify(model) first. sparsify does not find links outside of '
+            'init_scope: swap those separately'
         )
 
 
@@ -129,7 +129,10 @@ def test_a_model_that_cannot_be_swapped(method):
 def test_a_subclass():
     """sparsify would refuse a subclass, so the error advises to derive it from our class."""
     message = message_of(lambda: Mine(3)(ATOMS, ADJ))
-    assert 'Mine is a subclass of chainer_chemistry.models.rsgcn.RSGCN, whose class and' in message
+    assert (
+        'Mine is a subclass of chainer_chemistry.models.rsgcn.RSGCN, and a swap would lose'
+        in message
+    )
     assert 'derive it from chainer_bspmm.models.RSGCN, or run it unswapped' in message
 
     class Ours(models.RSGCN):

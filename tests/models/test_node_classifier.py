@@ -152,7 +152,7 @@ def test_upstreams_training_function(tmp_path):
     model = sparsify(Dense(predictor('list of edges')))
     with pytest.raises(
         TypeError,
-        match='x: expected features of nodes, beside a BatchedCSR, got a SparseGraphData: '
+        match='x: expected features of nodes, followed by a BatchedCSR, got a SparseGraphData: '
         'use chainer_bspmm.training.run_node_classification_train',
     ):
         run_node_classification_train(

@@ -268,9 +268,9 @@ def put(model, layer):
 
 REFUSAL = (
     '%sgconvs.0.graph_linear: expected exactly a GraphLinear or Linear as Chainer or Chainer '
-    'Chemistry defines it, because a sparse batch is computed with its parameters and its code '
-    "does not run, got a %s. Unswapped, with upstream's converter, the model runs as it is: python "
-    '-m chainer_bspmm run SCRIPT.py'
+    'Chemistry defines it, got a %s. A sparse batch is computed with the parameters of this layer, '
+    "but its code does not run. Unswapped, with upstream's converter, the model runs as it is: "
+    'python -m chainer_bspmm run SCRIPT.py'
 )
 EXAMPLES = molecules((5, 3), 'normalised')
 BATCH = concat_mols(EXAMPLES)[:2]
@@ -329,9 +329,9 @@ def test_a_class_that_was_patched(monkeypatch, when):
     monkeypatch.setattr(dense.RSGCN, '__call__', lambda self, atoms, adj: atoms)
     message = message_of(lambda: sparsify(model) if when == 'before' else model(*BATCH))
     assert message == (
-        '%s: expected RSGCN as Chainer Chemistry defines it, because its code does not run on a '
-        "sparse batch, got one whose forward pass was replaced. Unswapped, with upstream's "
-        'converter, the model runs as it is: python -m chainer_bspmm run SCRIPT.py'
+        '%s: expected RSGCN as Chainer Chemistry defines it, got a class whose forward pass was '
+        'replaced. On a sparse batch the code of this class does not run. Unswapped, with '
+        "upstream's converter, the model runs as it is: python -m chainer_bspmm run SCRIPT.py"
         % ('model' if when == 'before' else 'RSGCN')
     )
 

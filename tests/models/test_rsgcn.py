@@ -111,10 +111,26 @@ def test_atoms_that_are_no_array():
             'packed',
             r'atom_array: expected features of 32 channels, .* 5\)',
         ),
-        (numpy.zeros(3, 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(3,\)'),
-        (numpy.zeros((2, 2), 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(2, 2\)'),
-        (numpy.zeros(4, 'i'), 'padded', r'atom_array: expected shape \(2, 2\) .* got \(4,\)'),
-        (numpy.zeros(4, 'f'), 'packed', r'atom_array: expected shape \(4,\) .* got \(4,\)'),
+        (
+            numpy.zeros(3, 'i'),
+            'packed',
+            r'atom_array: expected ids of shape \(4,\), .* got shape \(3,\)',
+        ),
+        (
+            numpy.zeros((2, 2), 'i'),
+            'packed',
+            r'atom_array: expected ids of shape \(4,\), .* got shape \(2, 2\)',
+        ),
+        (
+            numpy.zeros(4, 'i'),
+            'padded',
+            r'atom_array: expected ids of shape \(2, 2\), .* got shape \(4,\)',
+        ),
+        (
+            numpy.zeros(4, 'f'),
+            'packed',
+            r'atom_array: expected ids of shape \(4,\), .* got shape \(4,\)',
+        ),
     ],
 )
 def test_atoms_that_do_not_fit(atoms, layout, message):

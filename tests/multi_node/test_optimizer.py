@@ -392,20 +392,21 @@ def test_gradients_of_float16():
 DISAGREEMENTS = {
     'models': 'model: expected the same on all ranks, parameter '
     "'/predictor/gconvs/0/graph_linear/W' is on rank 0 only",
-    'optimizers': 'optimizer: expected one class on all ranks, got chainer.optimizers.adam.Adam on '
-    'rank 0 and chainer.optimizers.sgd.SGD on rank 1',
-    'rates': 'optimizer: expected one alpha on all ranks, got 0.001 on rank 0 and 0.5 on rank 1',
-    'own rates': "optimizer: expected one alpha of parameter '/predictor/embed/W' on all ranks, "
-    'got None on rank 0 and 0.5 on rank 1',
-    'frozen': "optimizer: expected one enabled of parameter '/predictor/embed/W' on all ranks, "
-    'got True on rank 0 and False on rank 1',
-    'hooks': "optimizer: expected one list of hooks on all ranks, got ['GradientClipping', "
+    'optimizers': 'optimizer: class: expected the same on all ranks, got '
+    'chainer.optimizers.adam.Adam on rank 0 and chainer.optimizers.sgd.SGD on rank 1',
+    'rates': 'optimizer: alpha: expected the same on all ranks, got 0.001 on rank 0 and 0.5 on '
+    'rank 1',
+    'own rates': "optimizer: alpha of parameter '/predictor/embed/W': expected the same on all "
+    'ranks, got None on rank 0 and 0.5 on rank 1',
+    'frozen': "optimizer: enabled of parameter '/predictor/embed/W': expected the same on all "
+    'ranks, got True on rank 0 and False on rank 1',
+    'hooks': "optimizer: list of hooks: expected the same on all ranks, got ['GradientClipping', "
     "'WeightDecay'] on rank 0 and ['GradientClipping'] on rank 1",
-    'order of hooks': 'optimizer: expected one list of hooks on all ranks, got '
+    'order of hooks': 'optimizer: list of hooks: expected the same on all ranks, got '
     "['GradientClipping', 'WeightDecay'] on rank 0 and ['WeightDecay', 'GradientClipping'] on "
     'rank 1',
-    'decays': 'optimizer: expected one rate of hook WeightDecay on all ranks, got 0.0001 on rank 0 '
-    'and 0.001 on rank 1',
+    'decays': 'optimizer: rate of hook WeightDecay: expected the same on all ranks, got 0.0001 on '
+    'rank 0 and 0.001 on rank 1',
     'updates': 'optimizer: expected the same number of updates on all ranks, got 0 on rank 0 and 3 '
     'on rank 1; load a snapshot on every rank',
     'nan': 'the loss of rank 1 is nan in step 1',
@@ -470,7 +471,7 @@ NARROW, WIDE = ((2,), 'float32'), ((3,), 'float32')
         (
             ({}, {'alpha': '0.1'}, 0),
             ({}, {'alpha': '0.2'}, 0),
-            'optimizer: expected one alpha on all ranks, got 0.1 on rank 0 and 0.2 on rank 3',
+            'optimizer: alpha: expected the same on all ranks, got 0.1 on rank 0 and 0.2 on rank 3',
         ),
         (
             ({}, {}, 4),

@@ -144,7 +144,11 @@ def test_padded_shape(xp):
             ValueError,
             r'v: expected shape \(3, n_B\) to go with <BatchedCSR.*>, got \(4, 2\)',
         ),
-        ({'v': (3, 1)}, ValueError, r'v: expected 2 channels as u, got shape \(3, 1\)'),
+        (
+            {'v': (3, 1)},
+            ValueError,
+            r'v: expected 2 channels, as many as u has, got shape \(3, 1\)',
+        ),
         ({'v': numpy.ones((3, 2))}, TypeError, 'v: expected float32, got float64'),
         (
             {'adj': (3, 3)},

@@ -374,7 +374,7 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
         (
             {'x': ones(3, 2, dtype='d')},
             TypeError,
-            r'x: .* float32 as the values .* adj.astype\(x.dtype\) converts',
+            r'x: .* float32, like the values .* adj.astype\(x.dtype\) converts',
         ),
         ({'data': ones(3)}, ValueError, r'data: expected shape \(4,\), .* got \(3,\)'),
         ({'data': ones(4, 1)}, ValueError, r'data: expected shape \(4,\), .* got \(4, 1\)'),
@@ -421,7 +421,9 @@ def test_argument_on_another_device(argument):
     good = {'x': ones(3, 2), 'data': ones(4), 'residual': ones(3, 2)}
     arguments = {name: cuda.to_gpu(array) for name, array in good.items()}
     arguments[argument] = good[argument]
-    with pytest.raises(ValueError, match='%s: expected on .*cupy:0.* got on .*numpy' % argument):
+    with pytest.raises(
+        ValueError, match='%s: expected an array on .*cupy:0.* got one on .*numpy' % argument
+    ):
         bspmm(adj, **arguments)
-    with pytest.raises(ValueError, match='x: expected on .*numpy.* got on .*cupy:0'):
+    with pytest.raises(ValueError, match='x: expected an array on .*numpy.* got one on .*cupy:0'):
         bspmm(SMALL, cuda.to_gpu(ones(3, 2)))

@@ -243,7 +243,7 @@ HALVES = BatchedCSR.from_matrices([numpy.full((2, 3, 3), 0.5, 'f')])
         (
             {'adj': HALVES.astype('d')},
             TypeError,
-            r'x: expected float64 as the values of adj, got float32; adj.astype\(x.dtype\) '
+            r'x: expected float64, like the values of adj, got float32; adj.astype\(x.dtype\) '
             'converts',
         ),
     ],

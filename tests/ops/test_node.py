@@ -224,8 +224,8 @@ def test_gradients_that_do_not_fit_the_result(name, double):
     x = chainer.Variable(array)
     y = function(x)
     for seed, error, message in (
-        (numpy.ones(y.shape), TypeError, 'gy: expected float32, as the result, got float64'),
-        (numpy.ones(y.shape, 'i'), TypeError, 'gy: expected float32, as the result, got int32'),
+        (numpy.ones(y.shape), TypeError, 'gy: expected float32, like the result, got float64'),
+        (numpy.ones(y.shape, 'i'), TypeError, 'gy: expected float32, like the result, got int32'),
         (
             numpy.ones((len(y) + 1, *y.shape[1:]), 'f'),
             ValueError,

@@ -373,7 +373,7 @@ ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
         (
             {'adj': BatchedCOO.from_csr(ADJ)},
             TypeError,
-            r'adj: expected a BatchedCSR, got BatchedCOO of shape \(3, 6\); .* takes it',
+            r'adj: expected a BatchedCSR, got BatchedCOO of shape \(3, 6\); .* takes adj itself',
         ),
         (
             {'adj': TOO_WIDE},

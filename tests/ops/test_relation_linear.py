@@ -224,12 +224,12 @@ SHAPES = {'x': (3, 4), 'W': (10, 4), 'b': (10,), 'W_self': (5, 4), 'b_self': (5,
         (
             {'adj': BatchedCOO.from_csr(ADJ)},
             TypeError,
-            r'adj: expected a BatchedCSR, got BatchedCOO of shape \(3, 6\); .* takes it',
+            r'adj: expected a BatchedCSR, got BatchedCOO of shape \(3, 6\); .* takes adj itself',
         ),
         (
             {'adj': TWOS},
             TypeError,
-            r'x: expected float64 as the values of adj, got float32; adj.astype\(x.dtype\) '
+            r'x: expected float64, like the values of adj, got float32; adj.astype\(x.dtype\) '
             'converts',
         ),
         (
@@ -249,7 +249,7 @@ def test_what_does_not_fit(change, error, message):
 @pytest.mark.parametrize(
     'name, error, message',
     [
-        ('x', ValueError, 'x: expected on .* with adj, got on'),
+        ('x', ValueError, 'x: expected an array on .*, like adj, got one on'),
         ('W', TypeError, 'incompatible array types'),
         ('b', TypeError, 'incompatible array types'),
         ('W_self', TypeError, 'incompatible array types'),
@@ -266,5 +266,5 @@ def test_one_array_on_another_device(name, error, message):
 @pytest.mark.gpu
 def test_all_arrays_on_another_device():
     arguments = {name: cuda.to_gpu(array) for name, array in ones_for(SHAPES).items()}
-    with pytest.raises(ValueError, match='x: expected on .* with adj, got on'):
+    with pytest.raises(ValueError, match='x: expected an array on .*, like adj, got one on'):
         relation_linear(ADJ, **arguments)

@@ -190,7 +190,7 @@ X = numpy.ones(ADJ.nnz, 'f')
             BatchedCOO.from_csr(ADJ),
             X,
             TypeError,
-            r'adj: expected a BatchedCSR, got BatchedCOO of shape \(5, 5\); .* takes it',
+            r'adj: expected a BatchedCSR, got BatchedCOO of shape \(5, 5\); .* takes adj itself',
         ),
         (
             numpy.ones((2, 2)),

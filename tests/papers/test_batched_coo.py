@@ -221,5 +221,7 @@ def test_from_csr_of_something_else():
 
 @pytest.mark.gpu
 def test_raw_arrays_on_two_devices():
-    with pytest.raises(ValueError, match='row_offsets: expected on .*cupy:0.* got on .*numpy'):
+    with pytest.raises(
+        ValueError, match='row_offsets: expected an array on .*cupy:0.* got one on .*numpy'
+    ):
         BatchedCOO(cuda.cupy.array([[0, 0]]), numpy.array([0, 1]), numpy.array([0, 1]))

@@ -259,9 +259,8 @@ def test_batch_with_spare_rows_is_refused(gpu, algorithm):
     """The kernels would not write spare rows."""
     adj = batch('small', 'f').replace(has_spare=True)
     x = gpu.put(integers((adj.n_cols, 4), 'f'))
-    with pytest.raises(
-        ValueError, match='adj: expected no spare rows, which these kernels would not write'
-    ):
+    message = 'adj: expected a batch without spare rows, which these kernels do not write, got '
+    with pytest.raises(ValueError, match=message):
         papers.bspmm(gpu.put(adj), x, algorithm=algorithm)
 
 
@@ -425,7 +424,7 @@ def test_gradients_of_the_sampled_product(xp):
             coo,
             {'x': numpy.ones((3, 2))},
             TypeError,
-            r'x: expected float32 as the values of adj, got float64; adj.astype\(x.dtype\) '
+            r'x: expected float32, like the values of adj, got float64; adj.astype\(x.dtype\) '
             'converts',
         ),
         (
@@ -440,7 +439,7 @@ def test_gradients_of_the_sampled_product(xp):
             sell,
             {'x': numpy.ones((3, 2))},
             TypeError,
-            r'x: expected float32 as the values of adj, got float64; adj.astype\(x.dtype\) '
+            r'x: expected float32, like the values of adj, got float64; adj.astype\(x.dtype\) '
             'converts',
         ),
         (
@@ -453,7 +452,7 @@ def test_gradients_of_the_sampled_product(xp):
             sell,
             {'residual': (3, 1)},
             ValueError,
-            r'residual: expected shape \(3, 2\), as the product, got \(3, 1\)',
+            r'residual: expected shape \(3, 2\), like the product, got \(3, 1\)',
         ),
         *(
             (
@@ -532,7 +531,8 @@ def test_other_functions_want_csr():
     x = numpy.ones((5, 2))
     for call in (lambda: functions.bsddmm(adj, x, x), lambda: functions.segment_sum(adj, x)):
         with pytest.raises(
-            TypeError, match='adj: expected a BatchedCSR, got BatchedSELL of shape .* takes it'
+            TypeError,
+            match='adj: expected a BatchedCSR, got BatchedSELL of shape .* takes adj itself',
         ):
             call()
     with pytest.raises(

@@ -132,7 +132,7 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
         (
             (ones(3, dtype='d'),),
             TypeError,
-            r'x: expected float32 as the values of adj, got float64; adj.astype\(x.dtype\) '
+            r'x: expected float32, like the values of adj, got float64; adj.astype\(x.dtype\) '
             'converts',
         ),
         ((ones(3), 1, 2), ValueError, 'y: expected an array to go with beta = 2, got None'),
@@ -168,7 +168,11 @@ def test_result_over_input(xp):
 @pytest.mark.gpu
 def test_argument_on_another_device():
     for matrix in (SMALL.to_device('@cupy:0'), BatchedSELL(SMALL).to_device('@cupy:0')):
-        with pytest.raises(ValueError, match='x: expected on .*cupy:0.* got on .*numpy'):
+        with pytest.raises(
+            ValueError, match='x: expected an array on .*cupy:0.* got one on .*numpy'
+        ):
             papers.spmv(matrix, ones(3))
-        with pytest.raises(ValueError, match='y: expected on .*cupy:0.* got on .*numpy'):
+        with pytest.raises(
+            ValueError, match='y: expected an array on .*cupy:0.* got one on .*numpy'
+        ):
             papers.spmv(matrix, cuda.to_gpu(ones(3)), y=ones(3))

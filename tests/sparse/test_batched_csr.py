@@ -441,7 +441,9 @@ def test_bad_raw_arrays(changes, message):
 
 @pytest.mark.gpu
 def test_raw_arrays_on_two_devices():
-    with pytest.raises(ValueError, match='row_offsets: expected on .*cupy:0.* got on .*numpy'):
+    with pytest.raises(
+        ValueError, match='row_offsets: expected an array on .*cupy:0.* got one on .*numpy'
+    ):
         BatchedCSR(cuda.cupy.array([0, 1]), cuda.cupy.array([0]), numpy.array([0, 1]))
 
 

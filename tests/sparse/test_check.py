@@ -34,5 +34,7 @@ def test_an_array_on_another_gpu_than_the_matrix(monkeypatch):
     monkeypatch.setattr(backend, 'get_device_from_array', device_of)
     adj = types.SimpleNamespace(row_offsets=on_gpu(0))
     check.on_device('x', on_gpu(0), adj)
-    with pytest.raises(ValueError, match='^x: expected on @cupy:0 with adj, got on @cupy:1$'):
+    with pytest.raises(
+        ValueError, match='^x: expected an array on @cupy:0, like adj, got one on @cupy:1$'
+    ):
         check.on_device('x', on_gpu(1), adj)

@@ -368,8 +368,8 @@ def test_a_model_that_was_not_swapped(device):
     message = (
         'RSGCN of Chainer Chemistry takes dense adjacency matrices, got a BatchedCSR: call '
         'chainer_bspmm.sparsify(model) first, or use '
-        'chainer_chemistry.dataset.converters.concat_mols as the converter. It does not find links '
-        'outside of init_scope: swap those by themselves'
+        'chainer_chemistry.dataset.converters.concat_mols as the converter. sparsify does not find '
+        'links outside of init_scope: swap those separately'
     )
     with pytest.raises(TypeError, match='^%s$' % re.escape(message)):
         list(captured_predict(model, molecules(8), batch_size=4))

@@ -905,10 +905,10 @@ def test_a_checked_optimizer_takes_no_time():
 # Errors in the first step.
 
 NOTE = (
-    'This batch is sparse: atoms are %d rows of 12 molecules, and adj is a BatchedCSR. If the code '
-    'runs on a dense batch, it expects padded arrays: adj.to_dense() returns the padded adjacency, '
-    "CSRConverter('padded') keeps atoms padded, and parts outside of init_scope must be swapped "
-    'separately.%s See docs/migration.md, "A Chain of your own".'
+    'This batch is sparse: the atoms of 12 molecules are %d rows, and adj is a BatchedCSR. If the '
+    'code runs on a dense batch, it expects padded arrays: adj.to_dense() returns the padded '
+    "adjacency, CSRConverter('padded') keeps atoms padded, and parts outside of init_scope must be "
+    'swapped separately.%s See docs/migration.md, "A Chain of your own".'
 )
 
 

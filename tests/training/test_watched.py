@@ -620,7 +620,7 @@ TWICE = (
 )
 READS = (
     r'two runs of one batch differ in main/loss \(relative difference \d.\de[-+]\d\d\): the step '
-    'reads the attribute %s, which the last one has assigned'
+    'reads the attribute %s, which the step before it has assigned'
 )
 OF_LOSS = r'loss \(relative difference \d.\de[-+]\d\d\)'
 PADDED = chainer_bspmm.CSRConverter('padded')

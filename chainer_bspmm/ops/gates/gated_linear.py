@@ -103,9 +103,9 @@ class GatedLinear(FusedNode):
 def _gated(both, is_tanh):
     """Return what :func:`_gated_gradient` needs, one or two arrays, and the gated rows.
 
-    `both`: (n_rows, 2 * n_out), the results of the two maps side by side. On a GPU, which waits for
-    its memory, it is kept, and the gate is calculated again. On a host the gate and the activated
-    value are kept.
+    `both`: (n_rows, 2 * n_out), the results of the two maps side by side. On a GPU, where memory is
+    slower than arithmetic, only `both` is kept, and the gradient calculates the gate again. On a
+    host the gate and the activated value are kept.
     """
     n = both.shape[1] // 2
     if not launch.on_gpu(both):
@@ -173,8 +173,8 @@ def gated_linear(parts, gate, value, activation=functions.identity):
     """Compute ``y[i] = sigmoid(W_g x[i] + b_g) * activation(W_v x[i] + b_v)`` in one node.
 
     `parts` are the column blocks of x. `gate` and `value` are pairs of W (n_out, n_in) and b, which
-    may be None in both. Both maps are one GEMM. On a GPU everything is one kernel if the weights
-    fit.
+    may be None in both. Both maps are one GEMM; on a GPU everything is one kernel, unless the
+    weights do not fit or cuBLAS is faster.
     """
     if activation not in ACTIVATIONS:
         text = 'activation: expected chainer.functions.identity or tanh, got %r'

@@ -20,8 +20,9 @@ from chainer_bspmm.sparse import check
 class GRUStep(AccumulateInPlace, FusedNode):
     """Node of :func:`gru_step`; inputs are x, message, the state, then W and b of each layer.
 
-    On a GPU it is one kernel if the weights fit, otherwise a few GEMMs. `state` is ``'x'`` if the
-    state is x and thus not an input, ``'given'`` if it is an input, or None.
+    On a GPU it is one kernel, or a few GEMMs where the weights do not fit or cuBLAS is faster.
+    `state` is ``'x'`` if the state is x and thus not an input, ``'given'`` if it is an input, or
+    None.
     """
 
     def __init__(self, state):

@@ -19,7 +19,7 @@ GATED_COPIES = 8
 # block has a multiprocessor to itself, only copying ahead hides the time that copies take.
 GATED_CHUNKS = ((32, 3), (32, 2), (16, 2))
 MAX_GATED_BLOCK = 512  # threads; each needs about a hundred registers
-# Gated rows in float32 that are faster as products, besides those that all layers have in common:
+# Sizes of gates in float32 that are faster as products, in addition to `gemm.products_are_faster`:
 # least widths of the inputs and of the result, and least number of rows. Measured on an H200 in
 # steps of RelGCN, whose readout maps 64 channels to as many as the model has units.
 WIDE_GATES = (64, 256, 8192), (64, 512, 2048)
@@ -46,7 +46,7 @@ def gated_launch(
         columns = out // plans.QUAD
 
     def longest(pair):
-        """Return the time, in rows, of the multiprocessor that has most blocks."""
+        """Return the time, in rows, of the multiprocessor that has the most blocks."""
         return -(-n_rows // (pair[0] * device.n_sms)) * (pair[0] + GATED_COPIES)
 
     first = GATED_ROWS.index(min(GATED_ROWS, key=longest))
@@ -149,7 +149,8 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
     and r. Biases may be None.
 
     Returns y, (n_rows, H), and the `Saved` for :func:`gated_step_backward`. Returns None on a CPU,
-    without rows, and for weights that do not fit in shared memory (widths of about 128 and more).
+    for arrays without elements or of several dtypes, for weights that do not fit in shared memory
+    (widths of about 128 and more), and where cuBLAS is faster.
     """
     if not launch.on_gpu(x):
         return None

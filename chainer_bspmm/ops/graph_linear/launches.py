@@ -69,9 +69,9 @@ def _layer_launch(
     if is_backward and mapped * n_in * n_out > LAYER_THREADS * LAYER_BLOCKS[real]:
         return None
     # Twice the threads hide more latency in two cases. One is several matrices, though not of
-    # float64, which would need too many registers. The other is a multiprocessor's only tile; but
-    # there the gradient gains nothing, because each thread would have fewer weights over which to
-    # use the rows of the tile.
+    # float64, which would need too many registers. The other is a multiprocessor with a single
+    # tile. There the gradient gains nothing, because a thread would hold fewer weights, and so use
+    # each row that it loads for fewer of them.
     has_one_tile = n_rows <= max(LAYER_ROWS) * device.n_sms
     has_several_matrices = mapped > 2 and real == 4
     if is_backward:
@@ -136,11 +136,12 @@ def layer_of(
 ) -> Layer | None:
     """Return a layer of a graph convolution as a `Layer`, or None if it cannot be one launch.
 
-    One launch needs a GPU, matrices that have elements and fit into shared memory, and no long row,
-    because all rows of a tile wait for the longest one. `parameters` (W, b, W_self, b_self) and
-    `loop` are as in :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`, but b_self may be
-    several biases, one after the other, which are all added. `by_relation`: W is one matrix after
-    the other. `longest`: upper bound of the number of entries in a row.
+    One launch needs a GPU, matrices that have elements, fit into shared memory and are not faster
+    as products by cuBLAS, and no long row, because all rows of a tile wait for the longest one.
+    `parameters` (W, b, W_self, b_self) and `loop` are as in
+    :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear`, but b_self may be several biases, one
+    after the other, which are all added. `by_relation`: W is one matrix after the other. `longest`:
+    upper bound of the number of entries in a row.
     """
     if longest > plans.LONG_ROW or not launch.on_gpu(x):
         return None

@@ -46,7 +46,7 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
             x, parameters, n_relations, self._loop, self._activation, longest=longest
         )
         self._adds_more = launch.on_gpu(x)
-        # In a captured step, the launch that ends the layer also drops.
+        # In a captured step, the launch that ends the layer also applies dropout.
         is_drawn = ratio > 0 and step.current() is not None and launch.on_gpu(x)
         end = {'dropout_ratio': ratio, 'draw': step_draw()} if is_drawn else {}
         if self._layer is not None:
@@ -218,8 +218,9 @@ def relation_linear(
     term for the node itself ``+ sum_k W_self[c, k] x[i, k] + b_self[c]``. One node of the
     computational graph, differentiable to any order with respect to all but ``adj``.
 
-    On a GPU it is one launch, and one for its gradients, if the matrices fit into shared memory.
-    Otherwise, and on a host, it is computed by products. The results differ by rounding only.
+    On a GPU it is one launch, and one for its gradients, if the matrices fit into shared memory and
+    cuBLAS is not faster. Otherwise, and on a host, it is computed by products. The results differ
+    by rounding only.
 
     Args:
         adj (BatchedCSR): n_nodes x (n_nodes * R), entry (i, j * R + r) is ``A_r[i, j]``.

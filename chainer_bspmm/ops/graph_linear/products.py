@@ -43,7 +43,7 @@ def _by_channel(adj, parameter):
 
 
 def _is_on_host(x):
-    """Return whether `host.py` computes all parts of a layer with a matrix at once."""
+    """Return whether x is on the host, where `host.py` computes all of a layer that has W."""
     return isinstance(x, numpy.ndarray)
 
 

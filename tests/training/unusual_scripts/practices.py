@@ -577,7 +577,9 @@ class Remembering(Squares):
         return loss
 
 
-@script(SCRIPTS, told='the step reads the attribute c of lstm, which the last one has assigned')
+@script(
+    SCRIPTS, told='the step reads the attribute c of lstm, which the step before it has assigned'
+)
 def a_state_of_an_lstm(bench):
     model = Remembering(bench)
 
