@@ -224,7 +224,7 @@ class Blas:
                 type_,
                 n,
                 count,
-                compute_type(a.dtype) if are_aligned or a.dtype.char == 'd' else COMPUTE_32F,
+                compute_type(a.dtype) if are_aligned or not is_tf32(a.dtype) else COMPUTE_32F,
                 DEFAULT_ALGORITHM,
             )
         return c

@@ -8,7 +8,7 @@ from chainer_chemistry.links.readout import ggnn_readout, scatter_ggnn_readout
 
 from chainer_bspmm.links.embed import node_shape
 from chainer_bspmm.links.inner import expect_elementwise, LINEAR
-from chainer_bspmm.links.linear import hooked, linear_rows, parameters_of
+from chainer_bspmm.links.linear import hooked, linear_rows, parameters_of, with_bias
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS, gated_linear
 from chainer_bspmm.ops.segments import segment_sum
@@ -55,11 +55,16 @@ class GatedReadout(Sparse):
             is_real_node (array or None): (n_rows,), or (n_graphs, N) if ``adj`` is padded: 0 for
                 nodes that are ignored, 1 for the others. None: all count.
         """
+        if h0 is not None and h0.shape[:1] != h.shape[:1]:
+            text = 'h0: expected a row for each row of h, got shapes %s and %s'
+            raise ValueError(text % (h0.shape, h.shape))
         parts = [h] if h0 is None else [h, h0]
         layers = (self.i_layer, self.j_layer)
         if self.activation in ACTIVATIONS and not hooked(*layers):
             n_inputs = sum([part.shape[1] for part in parts])
             gate, value = [parameters_of(layer, n_inputs) for layer in layers]
+            if (gate[1] is None) != (value[1] is None):
+                gate, value = [with_bias(layer, n_inputs) for layer in layers]
             g = gated_linear(parts, gate, value, self.activation)
         else:
             if self.atoms_are_an_axis:

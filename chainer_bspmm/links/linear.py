@@ -59,11 +59,11 @@ def gated_step(gru, x, message):
     expect_known(gru, (chainer.links.GRU,))
     n_inputs = x.shape[1] + message.shape[1]
     # Parameters are made in the order of the GRU's own call, so that a seed gives the same ones.
-    update, candidate = (parameters_of(layer, n_inputs) for layer in (gru.W_z, gru.W))
+    update, candidate = (with_bias(layer, n_inputs) for layer in (gru.W_z, gru.W))
     parameters = [candidate, update]
     if gru.h is not None:
-        parameters.append(parameters_of(gru.W_r, n_inputs))
-        parameters += [parameters_of(layer, gru.h.shape[1]) for layer in (gru.U, gru.U_z, gru.U_r)]
+        parameters.append(with_bias(gru.W_r, n_inputs))
+        parameters += [with_bias(layer, gru.h.shape[1]) for layer in (gru.U, gru.U_z, gru.U_r)]
     gru.h = gru_step(x, message, gru.h, parameters)
     return gru.h
 
@@ -86,3 +86,9 @@ def parameters_of(linear, n_inputs):
     if linear.W.array is None:
         linear.W.initialize((linear.out_size, n_inputs))
     return linear.W, linear.b
+
+
+def with_bias(linear, n_inputs):
+    """Return :func:`parameters_of` a layer, with zeros if it has no bias."""
+    W, b = parameters_of(linear, n_inputs)
+    return W, linear.xp.zeros(len(W), W.dtype) if b is None else b

@@ -3,7 +3,7 @@
 from chainer_chemistry.links.update import nfp_update
 
 from chainer_bspmm.links.inner import LINEAR
-from chainer_bspmm.links.linear import parameters_of
+from chainer_bspmm.links.linear import with_bias
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.degree_linear import degree_linear_sigmoid
 
@@ -36,5 +36,5 @@ class NFPUpdate(Update, nfp_update.NFPUpdate):
 
     def _update(self, h, adj, n_degrees=None):
         layers = self.graph_linears[:n_degrees]
-        weights, biases = zip(*[parameters_of(layer, h.shape[1]) for layer in layers])
+        weights, biases = zip(*[with_bias(layer, h.shape[1]) for layer in layers])
         return degree_linear_sigmoid(adj, h, weights, biases)

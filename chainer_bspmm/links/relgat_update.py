@@ -3,7 +3,7 @@
 from chainer_chemistry.links.update import relgat_update
 
 from chainer_bspmm.links.inner import LINEAR
-from chainer_bspmm.links.linear import linear_rows, parameters_of
+from chainer_bspmm.links.linear import linear_rows, with_bias
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.relation_attention import relation_attention
 from chainer_bspmm.sparse.check import one_of
@@ -40,7 +40,7 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
 
     def _update(self, h, adj, **kwargs):
         messages = linear_rows(self.message_layer, h)
-        W, b = parameters_of(self.attention_layer, 2 * self.out_channels)
+        W, b = with_bias(self.attention_layer, 2 * self.out_channels)
         return relation_attention(
             adj,
             messages,

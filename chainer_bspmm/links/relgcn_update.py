@@ -44,5 +44,5 @@ class RelGCNSparseUpdate(Update, relgcn_update.RelGCNSparseUpdate):
     def _update(self, h, adj, activation=functions.identity):
         own = parameters_of(self.root_weight, h.shape[1])
         edge = parameters_of(self.edge_weight, h.shape[1])
-        edge = (by_channel(array, self.n_edge_types) for array in edge)
+        edge = (None if array is None else by_channel(array, self.n_edge_types) for array in edge)
         return graph_linear(adj, h, *edge, *own, activation=activation)

@@ -140,18 +140,22 @@ class TrainingStep(Work):
             return
         sums, is_safe = self._backward_deferring(loss)
         if not is_safe:
-            raise CannotCapture('gradients of parameters are read before the update, or added up')
+            raise CannotCapture(
+                'gradients of parameters are read before the update, added up, or shared'
+            )
         sums.launch()
 
     def _backward_deferring(self, loss, shows_reads=False):
-        """Run backward and defer sums; return them, and whether all are gradients of parameters."""
+        """Run backward and defer sums; return them, and whether each belongs to one parameter."""
         step = self._step
+        variables = leaves(loss)
         sums = step.sums = PendingSums(shows_reads)
         try:
             loss.backward()
         finally:
             step.sums = None
-        return sums, not sums.others_than(self._own_gradients())
+        gradients = [variable.grad for variable in variables if variable.grad is not None]
+        return sums, not (sums.others_than(self._own_gradients()) or sums.are_shared(gradients))
 
     def _own_gradients(self):
         """Return the gradients of all parameters that have one."""

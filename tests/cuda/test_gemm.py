@@ -141,6 +141,9 @@ def test_tf32_with_selected_matrices_only_where_addresses_are_aligned(host, monk
     for m, k, n in ((4, 4, 3), (3, 5, 4), (4, 5, 3), (3, 4, 5)):  # each of the last has 15 numbers
         blas.dot_selected(host.put(random(2, m, k)), host.put(random(1, k, n)), which)
     assert asked == [gemm.COMPUTE_32F_FAST_TF32] + 3 * [gemm.COMPUTE_32F]
+    host.streams.compute_type = gemm.CUPY_PEDANTIC
+    blas.dot_selected(host.put(random(2, 3, 5)), host.put(random(1, 5, 4)), which)
+    assert asked[-1] == gemm.COMPUTE_32F_PEDANTIC
 
 
 def test_products_with_selected_matrices_are_not_of_float16(host):

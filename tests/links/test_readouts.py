@@ -89,6 +89,19 @@ def test_ggnn(device, options, with_h0):
     assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
 
 
+def test_h0_of_another_batch():
+    """A kernel would read past the end of h0, or leave a part of its gradient unwritten."""
+    link = GGNNReadout(6, in_channels=8)
+    for n_rows in (N_GRAPHS * N - 1, N_GRAPHS * N + 1):
+        h = numpy.ones((N_GRAPHS * N, 5), 'f')
+        h0 = numpy.ones((n_rows, 3), 'f')
+        message = (
+            r'h0: expected a row for each row of h, got shapes \(%d, 3\) and \(12, 5\)' % n_rows
+        )
+        with pytest.raises(ValueError, match=message):
+            link(h, ADJ[0], h0)
+
+
 @pytest.mark.parametrize('adj, shapes', list(zip(ADJ, [r'\(12,\)', r'\(12,\) or \(3, 4\)'])))
 def test_mask_of_another_shape(adj, shapes):
     with pytest.raises(

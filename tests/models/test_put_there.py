@@ -442,3 +442,25 @@ def test_dropout_of_an_lstm_that_was_set_later():
         results.append(model(*batch[:2]).array)
         sparsify(model)
     assert relative_error(results[1], results[0]) < 1e-5
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name', CASES)
+def test_layers_without_a_bias(name):
+    """Each layer in turn, and all of them, lose the bias; upstream's answers do not change."""
+    model, dense_batch, sparse_batch = model_of(CASES[name])
+    rng = numpy.random.RandomState(0)
+    paths = []
+    for path, link in model.namedlinks():
+        if isinstance(link, (GraphLinear, chainer.links.Linear)) and link.b is not None:
+            link.b.array[...] = rng.uniform(-1, 1, link.b.shape)
+            paths.append(path)
+    for without in [*([path] for path in paths), paths]:
+        changed = copy.deepcopy(model)
+        for path in without:
+            del at(changed, path).b
+            at(changed, path).b = None
+        expected = answer(changed, dense_batch)
+        actual = answer(sparsify(changed), sparse_batch)
+        assert not isinstance(actual, Exception), (without, actual)
+        assert is_equal(actual, expected), without

@@ -249,3 +249,36 @@ def test_in_tf32_the_number_of_rows_does_not_decide(monkeypatch):
         x = numpy.empty((n_rows, 1), 'f')
         assert launches._are_products(x, (64, 0, 256), 2)
         assert not launches._are_products(x, (64, 0, 128), 2)
+
+
+def test_a_state_in_the_array_of_the_features(gpu):
+    """A state that is another variable, such as a detached one, has a separate gradient."""
+    gy, x, message, _, pairs = arrays(9, (4, 2, 4), True)
+    gy, x, message, copy = map(gpu.put, (gy, x, message, x))
+    parameters = [gpu.put(array) for pair in pairs for array in pair]
+    found = []
+    for state in (x, copy):
+        node = GRUStep('given')
+        inputs = [x, message, state, *parameters]
+        y = node._output(inputs)
+        found.append([y, *node._gradients(inputs, gy, range(len(inputs)))])
+    for same_array, another in zip(*found, strict=True):
+        numpy.testing.assert_array_equal(cuda.to_cpu(same_array), cuda.to_cpu(another))
+
+
+@pytest.mark.parametrize('dtype, of_parameters', ['fd', 'df', 'ed', 'fe', 'ef'])
+def test_parameters_of_another_dtype(gpu, dtype, of_parameters):
+    """They are converted, and so are their gradients."""
+    gy, x, message, _, pairs = arrays(9, (4, 2, 4), False)
+    gy, x, message = (gpu.put(array.astype(dtype)) for array in (gy, x, message))
+    parameters = [array.astype(of_parameters) for pair in pairs for array in pair]
+    found = []
+    for given in (parameters, [array.astype(dtype) for array in parameters]):
+        node = GRUStep(None)
+        inputs = [x, message, *map(gpu.put, given)]
+        node._output(inputs)
+        gradients = node._gradients(inputs, gy, range(len(inputs)))
+        found.append([cuda.to_cpu(gradient) for gradient in gradients])
+    bound = max(BOUND[dtype], BOUND[of_parameters])
+    for converted, expected in zip(*found, strict=True):
+        numpy.testing.assert_allclose(converted, expected, 0, bound * abs(expected).max())

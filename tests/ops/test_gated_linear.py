@@ -139,3 +139,14 @@ def test_gates_of_products(gpu, dtype, bound, is_tanh):
     assert y.dtype == dtype and relative_error(y, expected) < bound
     expected = module._gated_gradient(gy.astype('d'), *on_host, is_tanh=is_tanh)
     assert g.dtype == dtype and relative_error(g, expected) < bound
+
+
+@pytest.mark.parametrize('n_rows', [N - 1, N + 1])
+def test_parts_of_unequal_length(n_rows):
+    first, second, *parameters = arrays((3, 2), True)
+    part = numpy.ones((n_rows, 2))
+    message = (
+        r'parts\[1\]: expected a row for each row of parts\[0\], got shapes \(%d, 2\)' % n_rows
+    )
+    with pytest.raises(ValueError, match=message):
+        apply(2, functions.tanh, first, part, *parameters)

@@ -113,3 +113,23 @@ def test_what_does_not_fit(index, shape, message):
     inputs[index] = numpy.ones(shape)
     with pytest.raises(ValueError, match=message):
         step(*inputs)
+
+
+@pytest.mark.parametrize(
+    'with_state, n_pairs', [(False, 0), (False, 3), (False, 6), (True, 2), (True, 3)]
+)
+def test_number_of_parameters(with_state, n_pairs):
+    x, message, *rest = arrays(with_state=with_state)
+    state = rest.pop(0) if with_state else None
+    message_of = 'parameters: expected %s a state, got %d' % (
+        '6 pairs with' if with_state else '2 pairs without',
+        n_pairs,
+    )
+    with pytest.raises(ValueError, match=message_of):
+        gru_step(x, message, state, [rest[:2]] * n_pairs)
+
+
+def test_features_that_are_integers():
+    x, *others = arrays()
+    with pytest.raises(TypeError, match='x: expected float16, .*, got int64'):
+        step(x.astype('int64'), *others)

@@ -268,3 +268,17 @@ def test_all_arrays_on_another_device():
     arguments = {name: cuda.to_gpu(array) for name, array in ones_for(SHAPES).items()}
     with pytest.raises(ValueError, match='x: expected an array on .*, like adj, got one on'):
         relation_linear(ADJ, **arguments)
+
+
+@pytest.mark.parametrize('with_bias', [False, True])
+@pytest.mark.parametrize('n_in, n_out', [(0, 5), (4, 0), (0, 0)])
+def test_layers_without_channels(xp, n_in, n_out, with_bias):
+    adj = ADJ.to_device('@numpy' if xp is numpy else '@cupy:0')
+    x = chainer.Variable(xp.ones((3, n_in), 'f'))
+    W = chainer.Variable(xp.ones((2 * n_out, n_in), 'f'))
+    b = chainer.Variable(xp.ones(2 * n_out, 'f')) if with_bias else None
+    y = relation_linear(adj, x, W, b)
+    chainer.functions.sum(y).backward()
+    assert (y.array == (6 if with_bias else 0)).all() and y.shape == (3, n_out)
+    assert x.grad.shape == x.shape and W.grad.shape == W.shape
+    assert b is None or (b.grad == 9).all()

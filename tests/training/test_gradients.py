@@ -215,3 +215,42 @@ def test_a_gradient_that_others_read_is_not_deferred(launches):
         found.append(parameters(updater))
     for path, expected in found[1].items():
         assert relative_error(found[0][path], expected) < 1e-5
+
+
+class Shared(chainer.Chain):
+    """Two layers, the second with the weight W + D: one array is the gradient of W and of D.
+
+    The gradient of the first layer is added to that of W later. `kind` makes D from an array.
+    """
+
+    def __init__(self, kind):
+        super().__init__()
+        rng = numpy.random.RandomState(0)
+        W, D = rng.normal(size=(2, 3, 3)).astype('f') / 2
+        with self.init_scope():
+            self.W = chainer.Parameter(W)
+            self.D = kind(D)
+
+    def forward(self, atoms, adj, t):
+        x = self.xp.stack([atoms, atoms % 3, atoms % 5], axis=1).astype('f') / 10
+        (h,) = Mapped().apply((x, self.W))
+        if not isinstance(self.D, chainer.Parameter):
+            self.D.cleargrad()
+        (y,) = Mapped().apply((functions.leaky_relu(h), self.W + self.D))
+        return functions.mean_squared_error(segment_sum(adj, y), t)
+
+
+@pytest.mark.parametrize('kind', [chainer.Parameter, chainer.Variable])
+def test_a_gradient_that_two_variables_share_is_not_deferred(launches, noted, kind):
+    found = []
+    programs = noted(Program, 'capture', of=lambda program: program)
+    for updater_kind in (GraphUpdater, StandardUpdater):
+        sgd = optimizers.SGD(0.1)
+        model = Shared(kind)
+        updater = make_updater(updater_kind, HOST, model, same_molecules(), sgd)
+        run(updater, 4)
+        found.append({**parameters(updater), 'gradient of D': model.D.grad})
+    for path, expected in found[1].items():
+        assert relative_error(found[0][path], expected) < 1e-5, path
+    (program,) = programs
+    assert program.work._defers_sums is False

@@ -181,6 +181,11 @@ def gated_linear(parts, gate, value, activation=functions.identity):
         raise ValueError(text % (activation,))
     if (gate[1] is None) != (value[1] is None):
         raise ValueError('gate, value: expected a bias in both or in none')
+    for i, part in enumerate(parts):
+        check.floating('parts[%d]' % i, part)
+        if part.shape[:1] != parts[0].shape[:1]:
+            text = 'parts[%d]: expected a row for each row of parts[0], got shapes %s and %s'
+            raise ValueError(text % (i, part.shape, parts[0].shape))
     n_out = len(gate[0])
     n_in = sum([part.shape[1] for part in parts])
     expected = {

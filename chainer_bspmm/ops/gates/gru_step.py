@@ -63,6 +63,8 @@ class GRUStep(AccumulateInPlace, FusedNode):
             state = x
         elif self._state == 'given':
             state = rest.pop(0)
+            if state is x:  # another variable of the same array has a separate gradient
+                state = state.view()
         return x, message, state, list(zip(rest[::2], rest[1::2]))
 
     def _gradients(self, inputs, gy, indexes):
@@ -270,11 +272,17 @@ def gru_step(
         Variable: (n_nodes, H), of x's dtype.
 
     Raises:
-        ValueError: a shape does not fit.
+        TypeError: x is no array of floats.
+        ValueError: a shape or the number of parameters does not fit.
 
     Source:
         Cho et al. 2014 (arXiv:1409.1259), in the form of ``chainer.links.StatefulGRU``.
     """
+    check.floating('x', x)
+    n_pairs = 2 if state is None else 6
+    if len(parameters) != n_pairs:
+        text = 'parameters: expected %d pairs %s a state, got %d'
+        raise ValueError(text % (n_pairs, 'without' if state is None else 'with', len(parameters)))
     n_out = parameters[0][0].shape[0]
     n_in = x.shape[-1] + message.shape[-1]
     if x.ndim != 2 or message.shape[:-1] != x.shape[:1]:

@@ -237,7 +237,11 @@ def _weights(g, x, message, state, reset, widths, dtypes):
         for start in starts:
             parts += [(start + first_U, U), (start + first_bias, (n_out,))]
     needed = [i for i, dtype in enumerate(dtypes) if dtype is not None]
-    sums = sum_partials(partials, [(*parts[i], dtypes[i]) for i in needed])
+    # Sums are written in the dtype of their parameter if the kernel calculates in that of the
+    # partial sums. The node converts others, such as those of float64 parameters if x is float32.
+    arithmetic = launch.arithmetic(x.dtype)
+    written = [dtypes[i] if launch.arithmetic(dtypes[i]) == arithmetic else x.dtype for i in needed]
+    sums = sum_partials(partials, [(*parts[i], dtype) for i, dtype in zip(needed, written)])
     gradients = [None] * len(dtypes)
     for i, gradient in zip(needed, sums):
         gradients[i] = gradient

@@ -83,7 +83,7 @@ def _cast(sources, *arrays):
 
 def _by_relation(adj, W):
     """Return W as (n_out, R, n_in)."""
-    return W.reshape(-1, adj.n_relations, W.shape[1])
+    return W.reshape(len(W) // adj.n_relations, adj.n_relations, W.shape[1])
 
 
 def _take(sources, x):

@@ -1,5 +1,7 @@
 """A layer on bare arrays, computed by products: on a host, and on a GPU if it is not one launch."""
 
+import math
+
 import numpy
 
 from chainer_bspmm.cuda import launch
@@ -39,7 +41,8 @@ def _degrees(adj, x, loop):
 
 def _by_channel(adj, parameter):
     """Return a view of W as (out, R * in), or of b as (out, R)."""
-    return parameter.reshape(len(parameter) // adj.n_relations, -1)
+    width = adj.n_relations * math.prod(parameter.shape[1:])
+    return parameter.reshape(len(parameter) // adj.n_relations, width)
 
 
 def _is_on_host(x):
