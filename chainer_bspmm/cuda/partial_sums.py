@@ -95,14 +95,9 @@ class PendingSums:
         """Return whether an array outside of `arrays` is deferred; something may have read it."""
         return not self._sums.keys() <= {id(array) for array in arrays}
 
-    def are_shared(self, arrays):
-        """Return whether a deferred array is among `arrays` twice, as gradients of two variables.
-
-        Chainer's ``W + V``, for example, gives W and V one array. A later gradient of W would be
-        chained to it, and would thus be added to V's as well.
-        """
-        deferred = [id(array) for array in arrays if id(array) in self._sums]
-        return len(set(deferred)) < len(deferred)
+    def defers(self, array):
+        """Return whether an array is a deferred sum."""
+        return id(array) in self._sums
 
     def are_read_by(self, arrays):
         """Return whether an array that is not deferred has a NaN, maybe from a deferred one.

@@ -243,6 +243,8 @@ def check_bsddmm(adj, u, v):
     """Check the arrays of a sampled product with any container."""
     _check_matrix('u', u, adj, adj.n_rows)
     _check_matrix('v', v, adj, adj.n_cols)
+    if u.ndim != v.ndim:
+        raise ValueError('v: expected %d dimensions, like u, got shape %s' % (u.ndim, v.shape))
     if u.shape[-1] != v.shape[-1]:
         text = 'v: expected %d channels, as many as u has, got shape %s'
         raise ValueError(text % (u.shape[-1], v.shape))

@@ -135,6 +135,8 @@ def linear_softmax(*layers):
     for i, (x, W, b) in enumerate(layers):
         if x.ndim != 2:
             raise ValueError('x: expected shape (n_rows, n_in), got %s' % (x.shape,))
+        check.floating('x', x)
+        check.same_dtype('x of layer %d' % i, x.dtype, layers[0][0].dtype)
         check.shapes(
             'layer 0 and the width of x',
             {

@@ -45,12 +45,17 @@ def loss_grad_launch(size) -> plans.Launch:
 _Along = collections.namedtuple('_Along', 'accuracy gx')
 
 
-def _check(x, t):
+OF_LABELS = 'SIGMOID_CROSS_ENTROPY', 'BINARY_ACCURACY'  # kinds of `Loss`; others are of values
+
+
+def _check(x, t, has_labels):
     """Raise ValueError if t does not fit x; Chainer checks it only with type checks turned on."""
-    if t.shape != x.shape or x.size >= 2**31 or not (t.dtype.kind == 'i' or t.dtype == x.dtype):
+    fits = t.dtype.kind == 'i' if has_labels else t.dtype == x.dtype
+    if t.shape != x.shape or x.size >= 2**31 or not fits:
+        expected = 'integers' if has_labels else x.dtype
         raise ValueError(
-            't: expected integers or values of the shape of x, %s, of fewer than 2**31 elements, '
-            'got %s of shape %s' % (x.shape, t.dtype, t.shape)
+            't: expected %s of the shape of x, %s, of fewer than 2**31 elements, got %s of shape %s'
+            % (expected, x.shape, t.dtype, t.shape)
         )
 
 
@@ -84,7 +89,7 @@ class Loss(NamedTuple):
 
         `count` is the count that :meth:`forward` returned.
         """
-        _check(x, t)
+        _check(x, t, self.kind in OF_LABELS)
         if not launch.on_gpu(x):
             return self._host_gradient(x, t, gy, count)
         with launch.device_of(x):
@@ -117,7 +122,7 @@ class Loss(NamedTuple):
         return y, count, accuracy, gx
 
     def _forward(self, x, t, along=None):
-        _check(x, t)
+        _check(x, t, self.kind in OF_LABELS)
         count = None
         if not launch.on_gpu(x):
             if self.divisor is None:

@@ -50,7 +50,9 @@ class RelationAttention(FusedNode):
         if pattern.isolated is not None:
             slots = self._dropped(x).reshape(m.shape)
             sums = segment_sum_forward(slots, adj.row_offsets, adj.max_rows, adj.row_weights)
-            residual = bspmm_forward(pattern.isolated, sums.reshape(-1, n_channels))
+            residual = bspmm_forward(
+                pattern.isolated, sums.reshape(pattern.isolated.n_cols, n_channels)
+            )
         y = bspmm_forward(pattern.product, x, self._weights(self._alpha[:, 0]), residual)
         if self._concat_heads:
             return y.reshape(adj.n_rows, self._n_heads * n_channels)

@@ -15,6 +15,7 @@ from chainer.backends import cuda
 from chainer_bspmm.sparse import check
 
 Container = TypeVar('Container', bound='Batch')
+ENTRIES = 'indptr', 'indices', 'data'  # attributes on which symmetry depends
 
 
 class Batch:
@@ -91,9 +92,15 @@ class Batch:
         self.__dict__.update(zip(arrays, send(list(arrays.values()), device)))
 
     def replace(self: Container, **fields: Any) -> Container:
-        """Return a matrix with these attributes, which shares all others; nothing is checked."""
+        """Return a matrix with these attributes, which shares all others; nothing is checked.
+
+        If entries or their values are replaced, the matrix is not known to be symmetric, unless
+        ``is_symmetric`` is among the attributes.
+        """
         new = type(self).__new__(type(self))
         new.__dict__.update(self.__dict__)
+        if 'is_symmetric' in self.__dict__ and not fields.keys().isdisjoint(ENTRIES):
+            new.__dict__['is_symmetric'] = False
         new.__dict__.update(fields)
         new._cache = {}
         return new
@@ -162,7 +169,10 @@ class Batch:
         if self.data is None or self.data.dtype == dtype:
             return self
         # The result is cached, because a model asks for it in every forward pass.
-        return self.cached(('astype', dtype), lambda: self.replace(data=self.data.astype(dtype)))
+        kept = {'is_symmetric': self.is_symmetric} if hasattr(self, 'is_symmetric') else {}
+        return self.cached(
+            ('astype', dtype), lambda: self.replace(data=self.data.astype(dtype), **kept)
+        )
 
     def _host_values(self):
         """Return the values on the host; ones and float16, which SciPy lacks, become float32."""

@@ -6,6 +6,7 @@ which a captured graph would repeat. Here one launch updates up to 70 parameters
 """
 
 import collections
+import inspect
 import itertools
 from numbers import Real
 import operator
@@ -18,6 +19,7 @@ from chainer import optimizer_hooks, optimizers
 from chainer.backends import cuda
 from chainer.optimizers import adam, momentum_sgd, rmsprop, sgd
 
+from chainer_bspmm.compat.user_code import is_user_code
 from chainer_bspmm.cuda import kernels, plans
 from chainer_bspmm.cuda.launch import run
 
@@ -110,6 +112,10 @@ def _reasons(optimizer):
         yield 'the optimizer scales the loss'
     for name in _replaced(optimizer, type(optimizer)):
         yield 'the method %s of the optimizer was replaced' % name
+    hook_kinds = map(type, optimizer._hookable._pre_update_hooks.values())
+    for kind in (type(optimizer), method.rule_type, *hook_kinds):
+        for name in _patched(kind):
+            yield 'the method %s of %s was replaced' % (name, kind.__name__)
     for name in optimizer._hookable._post_update_hooks:
         yield "hook '%s' of the optimizer runs after the update" % name
     hooks = optimizer._hookable._pre_update_hooks
@@ -124,6 +130,7 @@ def _reasons(optimizer):
     if len(hooks) > _MAX_HOOKS:
         yield 'the optimizer has %d hooks, expected at most %d' % (len(hooks), _MAX_HOOKS)
     paths = {}
+    rules = {}
     devices = set()
     for path, param in optimizer.target.namedparams():
         this = "parameter '%s' " % path
@@ -132,10 +139,28 @@ def _reasons(optimizer):
         paths[id(param)] = path
         for reason in _reasons_of(param, method):
             yield this + reason
+        other = rules.setdefault(id(param.update_rule), path)
+        if param.update_rule is not None and other != path:
+            yield this + "has the update rule of '%s'" % other
         if param.array is not None:
             devices.add(param.device)
     if len(devices) > 1:
         yield 'the parameters are on several devices: %s' % ', '.join(sorted(map(str, devices)))
+    else:
+        yield from _shared_memory(optimizer.target)
+
+
+def _shared_memory(target):
+    """Yield clauses about parameters in the same memory, which one launch would update at once."""
+    ranges = []
+    for path, param in target.namedparams(include_uninit=False):
+        array = param.array
+        if array.size:
+            start = array.ctypes.data if isinstance(array, numpy.ndarray) else array.data.ptr
+            ranges.append((start, start + array.nbytes, path))
+    for (_, stop, path), (start, _, other) in itertools.pairwise(sorted(ranges)):
+        if start < stop:
+            yield "parameter '%s' shares memory with '%s'" % (other, path)
 
 
 def _reasons_of(param, method):
@@ -183,6 +208,15 @@ def _replaced(thing, kind):
             yield name
     if isinstance(thing, chainer.Parameter) and type(thing).update is not kind.update:
         yield 'update'
+
+
+def _patched(kind):
+    """Yield the names of methods of a class that a script has replaced in the class."""
+    for base in kind.__mro__:
+        for name, value in vars(base).items():
+            function = value.fget if isinstance(value, property) else value
+            if inspect.isfunction(function) and is_user_code(function.__globals__.get('__name__')):
+                yield name
 
 
 def _name(thing):

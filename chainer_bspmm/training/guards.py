@@ -253,7 +253,10 @@ class Guards:
         n_before += len(texts)
         named += [('a parameter or the optimizer', value) for value in self._last[n_before:]]
         named += [('the contents of an array on the host', held) for _, held in self._on_host]
-        update = rules + [hook for hooks in self._hooks for hook in hooks.values()]
+        # The update also holds parameters that have no rule, because the norm of the gradients
+        # includes theirs. Variables cannot be compared, but their ids can.
+        update = [rule or id(param) for rule, param in zip(rules, self._target_params)]
+        update += [hook for hooks in self._hooks for hook in hooks.values()]
         self._key = Key(named, links, update)
 
 
@@ -261,7 +264,8 @@ class Key:
     """Watched values at one moment; two keys are equal if no value differs.
 
     Arrays, functions and links are compared by ``id``. The key holds them, so that no other object
-    can get the same id. `update`: the update rules, and the hooks of the optimizer and the rules.
+    can get the same id. `update`: the update rules (ids of parameters that have none), and the
+    hooks of the optimizer and the rules.
     """
 
     def __init__(self, named_values, links, update):

@@ -59,7 +59,12 @@ class TrainingStep(Work):
         session = self._session
         target = session.target
         with self._update.uncounted(), observed() as reported:
+            settings = self._update.settings() if mode == 'trial' else None
             loss = run_loss(session.function, arrays)
+            if mode == 'trial' and self._update.settings() != settings:
+                raise CannotCapture(
+                    'the loss changes numbers of the optimizer, or which parameters are updated'
+                )
             if mode == 'forward':
                 return {}
             target.cleargrads()
@@ -130,11 +135,12 @@ class TrainingStep(Work):
         if mode == 'trial' and self._defers_sums is None:
             # Deferral is tested in a separate backward pass, because deferred gradients are
             # uninitialised: results would be wrong if something reads them.
+            given = loss.grad
             with self._update.repeated(), gradients_kept(leaves(loss)):
                 sums, is_safe = self._backward_deferring(loss, shows_reads=True)
                 self._defers_sums = is_safe and not sums.are_read_by(self._own_gradients())
             self._session.target.cleargrads()
-            self._seed.set(loss)
+            loss.grad = given
         if not self._defers_sums:
             loss.backward()
             return
@@ -148,20 +154,36 @@ class TrainingStep(Work):
     def _backward_deferring(self, loss, shows_reads=False):
         """Run backward and defer sums; return them, and whether each belongs to one parameter."""
         step = self._step
-        variables = leaves(loss)
         sums = step.sums = PendingSums(shows_reads)
         try:
-            loss.backward()
+            with _NotedSums(sums) as noted:
+                loss.backward()
         finally:
             step.sums = None
-        gradients = [variable.grad for variable in variables if variable.grad is not None]
-        return sums, not (sums.others_than(self._own_gradients()) or sums.are_shared(gradients))
+        return sums, not (noted.was_given or sums.others_than(self._own_gradients()))
 
     def _own_gradients(self):
         """Return the gradients of all parameters that have one."""
         params = *self._session.target.params(), *self._session.guards.other_params
         found = [param.grad for param in params if param.is_initialized]
         return [gradient for gradient in found if gradient is not None]
+
+
+class _NotedSums(chainer.FunctionHook):
+    """Hook that notes whether a node is given a deferred sum as the gradient of its output.
+
+    The node may read it, or pass it on: Chainer's ``W + D`` gives W and D the same array, to which
+    other gradients of W would be added. A gradient that no node gets is that of one parameter.
+    """
+
+    name = 'bspmm_deferred_sums'
+
+    def __init__(self, sums):
+        self._sums = sums
+        self.was_given = False
+
+    def backward_preprocess(self, function, in_data, out_grad):
+        self.was_given = self.was_given or any(map(self._sums.defers, out_grad))
 
 
 def _refuse_others_gradients(params):

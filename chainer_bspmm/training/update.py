@@ -1,6 +1,8 @@
 """`Update`: the part of a captured step after its gradients, chosen once per session."""
 
 import contextlib
+from numbers import Real
+from typing import Any
 
 import chainer
 
@@ -24,6 +26,15 @@ class Update:
 
     def variants(self):
         """Return the options (hashable) on which a captured update depends."""
+
+    def settings(self):
+        """Return numbers of the optimizer, its rules and hooks, and which rules are enabled."""
+        optimizer = self._optimizer
+        found: list[Any] = [param.update_rule for param in optimizer.target.params()]
+        rules = [rule for rule in found if rule is not None]
+        hooks = optimizer._hookable._pre_update_hooks.values()
+        holders = [optimizer.hyperparam, *(rule.hyperparam for rule in rules), *hooks]
+        return [_numbers(holder) for holder in holders], [(rule.enabled, rule.t) for rule in rules]
 
     def load_kernels(self):
         """Compile the kernels for the parameters that have been made."""
@@ -61,6 +72,15 @@ class Update:
         """Finish the step after the launch of the graphs; return whether Python code updated."""
         self._optimizer.update()
         return True
+
+
+def _numbers(holder):
+    """Return name -> text of the numbers in the attributes of an object; as text NaN equals NaN."""
+    return {
+        name: repr(value)
+        for name, value in getattr(holder, '__dict__', {}).items()
+        if isinstance(value, Real)
+    }
 
 
 class OneLaunch(Update):

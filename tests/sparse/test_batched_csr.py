@@ -583,3 +583,21 @@ def test_dense_batch_of_an_unknown_layout():
 def test_dense_batch_that_is_no_array():
     with pytest.raises(TypeError, match='adj: expected a NumPy or CuPy array, got list'):
         BatchedCSR.from_dense([[1]])
+
+
+def test_transpose_of_symmetric_relations():
+    """It has the relations in its rows, so it is not its own transpose."""
+    matrix = numpy.array([[0, 1, 2], [1, 0, 3], [2, 3, 0]], 'f')
+    adj = BatchedCSR.from_matrices([numpy.stack([matrix, 2 * matrix])])
+    transpose = adj.T
+    assert adj.is_symmetric and not transpose.is_symmetric
+    assert (transpose.T.to_scipy() != adj.to_scipy()).nnz == 0
+
+
+def test_other_values_may_not_be_symmetric():
+    adj = BatchedCSR.from_matrices([numpy.ones((3, 3), 'f')])
+    data = numpy.arange(9, dtype='f')
+    assert adj.is_symmetric and adj.astype('d').is_symmetric
+    assert not adj.replace(data=data).is_symmetric
+    assert (adj.replace(data=data).T.to_scipy() != adj.replace(data=data).to_scipy().T).nnz == 0
+    assert adj.replace(data=data, is_symmetric=True).is_symmetric

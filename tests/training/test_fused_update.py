@@ -445,3 +445,30 @@ def test_gradient_that_is_not_contiguous():
     update.launch(cuda.cupy.asarray(update.advance()))
     theirs.update()
     assert_same_update(ours.target, theirs.target, BOUND)
+
+
+def test_parameters_in_one_array_or_with_one_rule():
+    model = chainer.Sequential(chainer.links.Linear(2, 2), chainer.links.Linear(2, 2))
+    optimizer = optimizers.Adam().setup(model)
+    assert why_unsupported(optimizer) is None
+    rule = model[1].b.update_rule
+    model[1].b.update_rule = model[0].b.update_rule
+    assert why_unsupported(optimizer) == "parameter '/1/b' has the update rule of '/0/b'"
+    model[1].b.update_rule = rule
+    model[1].W.array = model[0].W.array[::1]
+    assert why_unsupported(optimizer) == "parameter '/1/W' shares memory with '/0/W'"
+
+
+@pytest.mark.parametrize(
+    'kind, name',
+    [
+        (chainer.optimizer_hooks.WeightDecay, '__call__'),
+        (chainer.optimizers.adam.AdamRule, 'update_core_gpu'),
+        (chainer.GradientMethod, 'update'),
+    ],
+)
+def test_methods_that_a_script_replaces_in_a_class(monkeypatch, kind, name):
+    optimizer = optimizers.Adam().setup(chainer.links.Linear(2, 2))
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+    monkeypatch.setattr(kind, name, lambda *args: None)
+    assert why_unsupported(optimizer).startswith('the method %s of ' % name)

@@ -1,6 +1,8 @@
 """Gradients of a step: constant ones (1 of the loss, 0 of unused parameters), deferred sums."""
 
+import operator
 import types
+import warnings
 
 import numpy
 import pytest
@@ -254,3 +256,125 @@ def test_a_gradient_that_two_variables_share_is_not_deferred(launches, noted, ki
         assert relative_error(found[0][path], expected) < 1e-5, path
     (program,) = programs
     assert program.work._defers_sums is False
+
+
+class MappedNow(Mapped):
+    """The product; the sum is computed at once."""
+
+    def _gradients(self, inputs, gy, wanted):
+        return gy @ inputs[1], gy.T @ inputs[0]
+
+
+class Settled(Shared):
+    """The same, and a third gradient of W is not deferred, so that the shared sum is settled."""
+
+    def forward(self, atoms, adj, t):
+        x = self.xp.stack([atoms, atoms % 3, atoms % 5], axis=1).astype('f') / 10
+        (now,) = MappedNow().apply((x, self.W))
+        (later,) = Mapped().apply((x, self.W))
+        (y,) = Mapped().apply((functions.leaky_relu(later + now), self.W + self.D))
+        return functions.mean_squared_error(segment_sum(adj, functions.tanh(y)), t)
+
+
+class Forgotten(Shared):
+    """The same; D is used inside of F.forget only."""
+
+    def forward(self, atoms, adj, t):
+        x = self.xp.stack([atoms, atoms % 3, atoms % 5], axis=1).astype('f') / 10
+        (h,) = Mapped().apply((x, self.W))
+        y = functions.forget(lambda h: Mapped().apply((h, self.W + self.D))[0], h)
+        return functions.mean_squared_error(segment_sum(adj, y), t)
+
+
+class Selected(Shared):
+    """W + D where a mask is set, which it is nowhere: D has a gradient of 0."""
+
+    def forward(self, atoms, adj, t):
+        x = self.xp.stack([atoms, atoms % 3, atoms % 5], axis=1).astype('f') / 10
+        mask = self.xp.zeros(self.D.shape, bool)
+        (y,) = Mapped().apply((x, self.W + functions.where(mask, self.D, 0 * self.W.array)))
+        return functions.mean_squared_error(segment_sum(adj, y), t)
+
+
+@pytest.mark.parametrize('model', [Settled, Forgotten, Selected])
+def test_a_gradient_that_a_node_is_given_is_not_deferred(launches, noted, model):
+    found = []
+    programs = noted(Program, 'capture', of=lambda program: program)
+    for kind in (GraphUpdater, StandardUpdater):
+        updater = make_updater(
+            kind, HOST, model(chainer.Parameter), same_molecules(), optimizers.SGD(0.05)
+        )
+        run(updater, 4)
+        found.append(parameters(updater))
+    for path, expected in found[1].items():
+        assert relative_error(found[0][path], expected) < 1e-5, path
+    (program,) = programs
+    assert program.work._defers_sums is False
+
+
+class Preset(Model):
+    """Model whose loss has a gradient."""
+
+    def forward(self, *batch):
+        loss = super().forward(*batch)
+        loss.grad = self.xp.full((), 3, 'f')
+        return loss
+
+
+def test_a_gradient_that_the_loss_has_is_kept_by_the_trial(launches, noted):
+    found = []
+    programs = noted(Program, 'capture', of=lambda program: program)
+    for kind in (GraphUpdater, StandardUpdater):
+        updater = make_updater(kind, HOST, Preset(False), same_molecules(), optimizers.SGD(0.01))
+        run(updater, 4)
+        found.append(parameters(updater)['/W'])
+    assert relative_error(*found) < 1e-5 and len(programs) == 1
+
+
+class Thawing(Model):
+    """Model that lets its parameter be updated, or sets the rate, after some steps."""
+
+    change = None
+
+    def forward(self, *batch):
+        for rule in map(operator.attrgetter('update_rule'), self.params()):
+            if self.change == 'enabled':
+                rule.enabled = True
+            elif self.change == 'rate':
+                rule.hyperparam.lr = 0.05
+        return super().forward(*batch)
+
+
+@pytest.mark.parametrize('change', ['enabled', 'rate'])
+def test_a_loss_that_changes_the_optimizer(launches, change):
+    found = []
+    for kind in (GraphUpdater, StandardUpdater):
+        model = Thawing(False)
+        updater = make_updater(kind, HOST, model, same_molecules(), optimizers.SGD(0.1))
+        if change == 'enabled':
+            updater.get_optimizer('main').target.W.update_rule.enabled = False
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter('always')
+            run(updater, 4)
+            model.change = change
+            run(updater, 4)
+        found.append(parameters(updater)['/W'])
+        if kind is GraphUpdater:
+            texts = [str(warning.message) for warning in told]
+            assert any('the loss changes numbers of the optimizer' in text for text in texts)
+    assert relative_error(*found) < 1e-5
+
+
+def test_a_parameter_without_a_rule_that_is_replaced(launches, monkeypatch):
+    """The fused update takes the new one's gradient into the norm."""
+    host_graphs.fuse(monkeypatch)
+    model = Shared(chainer.Parameter)
+    updater = make_updater(GraphUpdater, HOST, model, same_molecules(), optimizers.SGD(0.1))
+    model.D.update_rule = None
+    run(updater, 4)
+    new = chainer.Parameter(2 * model.D.array)
+    del model.D
+    with model.init_scope():
+        model.D = new
+    run(updater, 4)
+    assert any(param is new for param in updater._driver.session.update._fused._params)
