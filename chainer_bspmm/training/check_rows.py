@@ -373,6 +373,7 @@ def _more_rows(adj):
         n_rows=2 * n,
         n_cols=2 * adj.n_cols,
         nnz=adj.nnz + 1,
+        is_symmetric=adj.is_symmetric,  # rows without entries change nothing
         has_spare=True,
     )
 
