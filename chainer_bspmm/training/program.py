@@ -170,6 +170,8 @@ class Program:
             changed = moments and moments[1].change(moments[0])
             if changed:
                 raise CannotCapture('the %s changes %s at every run' % (work.name, changed))
+            if work.refusal is not None:
+                raise CannotCapture(work.refusal)
             first, again, in_buffers = summaries
             unlike = work.difference(again, first)
             if not unlike:

@@ -62,7 +62,7 @@ class TrainingStep(Work):
             settings = self._update.settings() if mode == 'trial' else None
             loss = run_loss(session.function, arrays)
             if mode == 'trial' and self._update.settings() != settings:
-                raise CannotCapture(
+                self.refusal = (
                     'the loss changes numbers of the optimizer, or which parameters are updated'
                 )
             if mode == 'forward':

@@ -23,6 +23,7 @@ class Work:
 
     name: str  # word for it in messages
     n_numbers: int | None = None  # count of the optimizer's numbers that are sent with every batch
+    refusal: str | None = None  # why trials have shown that the work cannot be captured
     copies_results = False  # whether results are copied; if not, the next replay overwrites them
     changes_parameters = True
     is_split: Any = False
