@@ -130,6 +130,11 @@ README, PERFORMANCE = 'README.md', 'docs/performance.md'
         ),
         (
             README,
+            'the two lines make an epoch [{} to {} times]',
+            lambda: answers.epochs(stored('two_lines')),
+        ),
+        (
+            README,
             "an eager step of 32 molecules is {} to {} times as fast as upstream's",
             lambda: eager('32'),
         ),
