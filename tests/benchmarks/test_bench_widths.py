@@ -139,6 +139,18 @@ def test_what_there_is_no_time_for_is_said(tmp_path):
     assert result['not_run'] == ['8 units, rsgcn, batches 8', '8 units, gin, batches 8']
 
 
+def test_a_wrong_step_of_jax_is_not_timed(tmp_path, monkeypatch):
+    def check_jax(method, subject, device):
+        raise AssertionError('expected below 0.05')
+
+    monkeypatch.setattr(bench, 'has_jax', lambda method: True)
+    monkeypatch.setattr(steps, 'check_jax', check_jax)
+    result = run_main(tmp_path, '--units 8 --batches 8 --methods rsgcn')
+    of = result['data']['8']['rsgcn']
+    assert of['not_run'] == {'JAX': 'expected below 0.05'}
+    assert set(of['batches']['8']['milliseconds']) == {steps.UPSTREAM, steps.EAGER_PACKED}
+
+
 @pytest.mark.slow
 def test_results_of_several_gpus_are_joined(tmp_path):
     result = run_main(tmp_path, '--units 8 16 --batches 8 --methods nfp rsgcn --gpus 2')
