@@ -33,6 +33,16 @@ def resize_images_reads_float(module):
         )
 
 
+@repairs('chainer.distributions.categorical')
+def categorical_reads_lists_of_a_mesh(module):
+    """chainer/distributions/categorical.py: adds a list to meshgrid's result (a tuple in NumPy 2)."""
+
+    def meshgrid(*axes, **kwds):
+        return list(numpy.meshgrid(*axes, **kwds))
+
+    module.numpy = ModuleView(numpy, meshgrid=meshgrid)
+
+
 @repairs('chainer.dataset.convert')
 def pad_without_positional_out(module):
     """chainer/dataset/convert.py: numpy.maximum with its output given by position."""

@@ -1,4 +1,4 @@
-"""A repair of Chainer's reporter: sums of values on a GPU without launches for each value."""
+"""Repairs of Chainer's reporter: sums in float64 on a host, and without launches on a GPU."""
 
 import functools
 import itertools
@@ -70,6 +70,28 @@ def summaries_add_late(module):
     dict_kind.add = add_all
     for name in ('compute_mean', 'make_statistics', 'serialize'):
         setattr(kind, name, _up_to_date(getattr(kind, name), cuda))
+
+
+@repairs('chainer.reporter')
+def summaries_add_in_float64(module):
+    """chainer/reporter.py: Summary adds scalars of NumPy to 0.0, which NumPy 2 does in float32.
+
+    With NumPy 1 the sum was a float64. In float32 the mean of a long epoch loses digits, the
+    difference of sums of squares that is the deviation loses nearly all, and ``json`` refuses the
+    results.
+    """
+    kind = module.Summary
+    add = kind.add
+
+    @functools.wraps(add)
+    def add_in_float64(self, value, weight=1):
+        # A sum that is new, or from a snapshot, is a number of Python.
+        is_of_numpy = isinstance(value, numpy.generic) or type(value) is numpy.ndarray
+        if type(self._x) is float and is_of_numpy and not value.ndim:
+            self._x, self._x2 = numpy.float64(self._x), numpy.float64(self._x2)
+        add(self, value, weight)
+
+    kind.add = add_in_float64
 
 
 def _up_to_date(method, cuda):

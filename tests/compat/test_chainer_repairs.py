@@ -8,7 +8,7 @@ import warnings
 
 from chainer_bspmm.compat import import_hooks  # repairs Chainer before anything imports it
 import chainer
-from chainer import functions, links, optimizers, serializers
+from chainer import distributions, functions, links, optimizers, serializers
 from chainer.backends import cuda
 import numpy
 import pytest
@@ -52,6 +52,13 @@ def test_resize_images(mode, align_corners, expected):
     y.grad = numpy.ones_like(y.array)
     y.backward()
     assert x.grad.sum() == 9
+
+
+@pytest.mark.parametrize('as_input', [chainer.Variable, numpy.array])
+def test_log_probability_of_categories(as_input):
+    p = numpy.array([[0.25, 0.75], [0.5, 0.5]], 'f')
+    found = distributions.Categorical(p).log_prob(as_input(numpy.array([1, 0], 'i')))
+    numpy.testing.assert_allclose(found.array, numpy.log([0.75, 0.5]), rtol=1e-6)
 
 
 def test_padding_without_warning():

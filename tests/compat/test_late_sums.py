@@ -1,6 +1,7 @@
-"""Sums of reported values on a GPU: Chainer's results, with fewer copies to the host."""
+"""Sums of reported values: on a host in float64, on a GPU as Chainer's with fewer copies."""
 
 import contextlib
+import json
 import types
 
 import numpy
@@ -94,9 +95,9 @@ def test_values_on_host_and_device_keep_their_places_in_the_sum(fetches):
     summary = chainer.reporter.Summary()
     for i, value in enumerate(values):
         summary.add(numpy.array(value).view(_OnDevice) if i % 2 else value)
-    expected = 0.0
+    expected = numpy.float64(0)  # the first value is on the host
     for value in values:
-        expected = expected + value  # NumPy 1 adds in float64
+        expected = expected + value
     assert summary.compute_mean() == expected / len(values)
 
 
@@ -154,3 +155,39 @@ def test_on_a_gpu(dtype):
     for found, value in zip(summary.make_statistics(), expected):
         assert isinstance(found, numpy.generic) and found.dtype == value.dtype
         assert found == value.get()
+
+
+@pytest.mark.parametrize('as_reported', [numpy.float32, numpy.array])
+def test_sums_on_a_host_are_in_float64(as_reported):
+    values = numpy.float32(100) + numpy.random.RandomState(0).normal(0, 0.01, 1000).astype('f')
+    summary = chainer.reporter.DictSummary()
+    for value in values:
+        summary.add({'x': as_reported(value)})
+    found = summary.make_statistics()
+    exact = values.astype('d')
+    squares = (values * values).astype('d')  # Chainer squares a value in its own dtype
+    assert found['x'] == pytest.approx(exact.mean(), rel=1e-14)
+    assert found['x.std'] == pytest.approx((squares.mean() - exact.mean() ** 2) ** 0.5, rel=1e-6)
+    assert json.loads(json.dumps(summary.compute_mean())) == {'x': found['x']}
+
+
+def test_a_sum_on_a_host_goes_on_in_float64(tmp_path):
+    summary, other = chainer.reporter.Summary(), chainer.reporter.Summary()
+    summary.add(numpy.float32(1))
+    chainer.serializers.save_npz(tmp_path / 'summary.npz', summary)
+    chainer.serializers.load_npz(tmp_path / 'summary.npz', other)
+    other.add(numpy.float32(1e-9))
+    assert other.compute_mean() == (1 + float(numpy.float32(1e-9))) / 2
+
+
+def test_arrays_are_summed_in_their_dtype():
+    summary = chainer.reporter.Summary()
+    summary.add(numpy.ones(2, 'f'))
+    assert summary.compute_mean().dtype == 'f'
+
+
+def test_a_sum_on_a_gpu_stays_in_its_dtype(fetches):
+    summary = chainer.reporter.Summary()
+    for value in values_of('f4', 3):
+        summary.add(value.view(_OnDevice))
+    assert summary.compute_mean().dtype == 'f'
