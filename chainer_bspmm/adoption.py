@@ -219,12 +219,19 @@ def _explain(error, adj):
         return
     if name == 'chainer.optimizer':  # the error is about the result of the loss
         return
+    if isinstance(error, InvalidType) and 'dtype' in error.expect:
+        return
     text = (
         'This batch is sparse: the atoms of %d molecules are %d rows, and adj is a BatchedCSR. '
         'If the code runs on a dense batch, it expects padded arrays: adj.to_dense() returns the '
         "padded adjacency, CSRConverter('padded') keeps atoms padded, and parts outside of "
         'init_scope must be swapped separately.'
     ) % (adj.n_graphs, adj.n_rows)
+    if name.startswith('chainer.') and type(adj).__name__ in str(error):
+        text += (
+            ' As adj is on the right device and no array, leave out chainer.Variable(adj) and '
+            'cuda.to_gpu(adj), and let a function that you give to F.forget close over it.'
+        )
     if adj.n_node_columns:
         text += (
             ' %d of the labels have a row for each atom, too; if they belong to molecules, give '

@@ -39,6 +39,7 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
         one_of('softmax_mode', link.softmax_mode, MODES)
 
     def _update(self, h, adj, **kwargs):
+        self.check(self)  # the mode may have been assigned since
         messages = linear_rows(self.message_layer, h)
         W, b = with_bias(self.attention_layer, 2 * self.out_channels)
         return relation_attention(

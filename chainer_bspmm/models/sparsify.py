@@ -140,7 +140,13 @@ def _collect(link, path, swaps):
         base.__module__.startswith(GRAPH_MODULES) and not base.__module__.startswith(OTHER_MODULES)
         for base in kind.__mro__
     ):
-        raise ValueError('%s: %s. %s' % (path, why_not(kind), LISTED))
+        text = '%s: %s. %s' % (path, why_not(kind), LISTED)
+        if '.' in path:
+            text += (
+                '. A graph network beside it can be swapped alone: sparsify(model.part), with '
+                "CSRConverter('padded')"
+            )
+        raise ValueError(text)
     # A list, because all children must be visited, not only up to the first that is sparse.
     return any([_collect(child, '%s.%s' % (path, child.name), swaps) for child in link.children()])
 
@@ -153,7 +159,7 @@ def why_not(kind: type) -> str:
         if base in SWAPS:
             package = '.'.join(SWAPS[base].__module__.split('.')[:2])
             return (
-                '%s is a subclass of %s, and a swap would lose the methods that it adds: derive it '
+                '%s is a subclass of %s, and a swap would lose what it adds: derive it '
                 "from %s.%s, or run it unswapped, with upstream's converter"
                 % (_full_name(kind), _full_name(base), package, base.__name__)
             )

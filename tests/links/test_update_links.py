@@ -373,8 +373,14 @@ def test_a_convolution_with_a_rectifier_or_none_is_one_node(activation, is_one):
 
 
 def test_unknown_softmax_mode():
-    with pytest.raises(ValueError, match="softmax_mode: expected .*'across', 'within'.*'over'"):
+    message = "softmax_mode: expected .*'across', 'within'.*'over'"
+    with pytest.raises(ValueError, match=message):
         links.RelGATUpdate(5, 4, softmax_mode='over')
+    link = links.RelGATUpdate(5, 4)
+    link.softmax_mode = 'over'
+    adj = BatchedCSR.from_dense(numpy.ones((1, 4, 2, 2), 'f'))
+    with pytest.raises(ValueError, match=message):
+        link(numpy.zeros((2, 5), 'f'), adj)
 
 
 DENSE = numpy.ones((1, 4, 2, 2), 'f')

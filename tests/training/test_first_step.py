@@ -22,6 +22,7 @@ import pytest
 import chainer_bspmm  # repairs Chainer before anything imports it
 import chainer
 from chainer import functions as F, links as L, optimizers
+from chainer.backends import cuda
 from chainer.function_hooks import TimerHook
 from chainer.iterators import SerialIterator
 from chainer.link_hooks import TimerHook as LinkTimerHook
@@ -933,6 +934,30 @@ FAILING = {
 def test_an_error_on_a_sparse_batch_names_the_remedies(name):
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     assert notes_of(FAILING[name], *batch) == [NOTE % (N_ROWS + 12, '')]
+
+
+@pytest.mark.parametrize(
+    'function',
+    [
+        lambda atoms, adj, t: chainer.Variable(adj),
+        lambda atoms, adj, t: cuda.to_cpu(adj),
+        lambda atoms, adj, t: F.forget(lambda adj: adj, adj),
+    ],
+)
+def test_an_error_of_chainer_about_the_batch_says_what_to_leave_out(function):
+    batch = chainer_bspmm.concat_mols(EXAMPLES)
+    remedy = (
+        ' As adj is on the right device and no array, leave out chainer.Variable(adj) and '
+        'cuda.to_gpu(adj), and let a function that you give to F.forget close over it.'
+    )
+    assert notes_of(function, *batch) == [NOTE % (N_ROWS + 12, remedy)]
+
+
+def test_an_error_about_dtypes_has_no_note():
+    def loss(atoms, adj, t):
+        return F.mean_squared_error(numpy.zeros(2, 'f'), numpy.zeros(2, 'd'))
+
+    assert notes_of(loss, *chainer_bspmm.concat_mols(EXAMPLES)) == []
 
 
 def test_an_error_of_a_function_of_chainer_with_labels_taken_for_atoms():
