@@ -236,7 +236,7 @@ class Guards:
         if self._target.xp is not numpy:
             self._on_host = [
                 (array, array.tobytes())
-                for _, array in reach.named()
+                for array in reach.values()
                 if type(array) is numpy.ndarray and array.size <= MAX_HOST_SIZE
             ]
         configuration = {**common, **of_thread}

@@ -154,10 +154,6 @@ class Reach:
         """Return (words, length) for all containers."""
         return [(text, len(container)) for text, container in self._containers]
 
-    def named(self) -> list[tuple[str, Any]]:
-        """Return (words, value) for the lengths of containers and all watched values."""
-        return [*self.lengths(), *zip(self.texts(), self.values(), strict=True)]
-
     def anew(self) -> 'Reach':
         """Return the `Reach` of the same things at this moment."""
         return Reach(*self._things)
