@@ -172,7 +172,6 @@ def tiles_of(adj, is_type, n_rows):
         n_cols=n_nodes,
         nnz=n_nodes,
         longest=1,
-        is_symmetric=False,
         has_spare=True,
         layout='packed',
         row_weights=None,
