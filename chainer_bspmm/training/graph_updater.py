@@ -125,6 +125,7 @@ class GraphUpdater(StandardUpdater):
         return {name: value for name, value in vars(self).items() if name != '_between_steps'}
 
     def update_core(self) -> None:
+        """Train with the next batch, by a captured step if possible."""
         # Other code may have replaced the method since this updater was adopted.
         if self._loop not in (None, StandardUpdater.update_core):
             self._driver.watched = None
@@ -268,7 +269,7 @@ class GraphUpdater(StandardUpdater):
         except KeyError:
             pass  # it is a snapshot of a StandardUpdater
         if isinstance(serializer, chainer.Deserializer):
-            driver.forget()  # captured steps use the old seed
+            driver.forget()  # a snapshot may replace anything that captured steps use
 
 
 def _has_own_order(iterator):
