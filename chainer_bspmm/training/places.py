@@ -144,14 +144,7 @@ def attributes_except(
 
 def only_watched(of: dict[str, Any], text: Callable[[str], str], names: Collection[str]) -> Place:
     """Place of variables that are watched, but neither saved nor put back."""
-    return Place(
-        text,
-        read=dict,
-        write=of.__setitem__,
-        delete=of.__delitem__,
-        look=_looking(of.get, names),
-        looked_at=lambda: names,
-    )
+    return _never_saved(text, _looking(of.get, names), lambda: names)
 
 
 def of_library(
@@ -196,11 +189,8 @@ def subclasses(of: Collection[type]) -> Place:
     def pairs():
         return [(kind, subclass) for kind in of for subclass in type.__subclasses__(kind)]
 
-    return Place(
+    return _never_saved(
         lambda kind: 'the subclasses of class %s' % kind.__name__,
-        read=dict,
-        write=lambda kind, value: None,
-        delete=lambda kind: None,
         look=lambda: [subclass for _, subclass in pairs()],
         looked_at=lambda: [kind for kind, _ in pairs()],
     )
@@ -333,14 +323,7 @@ def cache(of: Any, text: str) -> Place:
         last, last_info = results, info
         return (_generations[of],)
 
-    return Place(
-        lambda name: text,
-        read=dict,
-        write=lambda name, value: None,
-        delete=lambda name: None,
-        look=look,
-        looked_at=lambda: ['contents'],
-    )
+    return _never_saved(lambda name: text, look, lambda: ['contents'])
 
 
 def results_in_cache(of: Any) -> list:
@@ -424,6 +407,15 @@ def read(of: object, name: str) -> Any:
     except Exception:  # such as an attribute of a Trainer that does not run
         return MISSING
     return MISSING if callable(value) else value
+
+
+def _never_saved(text, look, looked_at):
+    """Return a place whose values are watched, but neither saved nor put back."""
+
+    def change(*_):
+        raise NotImplementedError  # where nothing is saved, nothing has to be written
+
+    return Place(text, dict, write=change, delete=change, look=look, looked_at=looked_at)
 
 
 def _named(text, get, write, delete, names):
