@@ -7,10 +7,8 @@ import chainer
 from chainer import functions
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.cuda import step
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.ops import elementwise
-from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.graph_linear import graph_linear, node, products
 from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host, graph_linear_on_host
 from tests.support import device_of, DTYPES, features, random_matrix, reference, relative_error
@@ -111,19 +109,6 @@ def test_dropout_after_other_activations(xp, activation):
     is_kept = y != 0
     assert 10 < is_kept.sum() < 42
     assert relative_error(y, 2 * plain * is_kept) < 1e-12
-
-
-def test_dropout_of_a_step_without_a_kernel_of_the_layer(monkeypatch):
-    monkeypatch.setattr(node, 'step_for', lambda array: step.current())
-    adj, x, W, *_ = given(numpy)
-    x, weights = chainer.Variable(x), numpy.arange(52.0).reshape(13, 4)
-    with step.under_way(step.Step(None, 3, numpy.array([5], 'u8'))):
-        y = graph_linear(adj, x, W, dropout_ratio=0.5)
-        functions.sum(y * weights).backward()
-    factors = 2 * reference.kept(52, 0.5, 3, 0, 5).reshape(13, 4)
-    assert relative_error(y.array, factors * graph_linear(adj, x, W).array) < 1e-12
-    expected = bspmm_forward(adj, (factors * weights) @ W, trans=True)
-    assert relative_error(x.grad, expected) < 1e-12
 
 
 def test_gradients_of_a_linear_layer_without_outputs(xp):
