@@ -98,6 +98,7 @@ def why_unsupported(optimizer):
 
 
 def _reasons(optimizer):
+    """Yield the reasons. Only the first is read, so the code after one may rely on its absence."""
     method = METHODS.get(type(optimizer))
     if method is None:
         kinds = ', '.join(sorted(kind.__name__ for kind in METHODS))
