@@ -127,6 +127,14 @@ def test_a_loop_is_of_one_relation():
         graph_linear(adj, x, W, loop=True)
 
 
+def test_a_linear_layer_takes_rows():
+    x = numpy.ones((2, 3, 4), 'f')
+    W = numpy.ones((5, 4), 'f')
+    message = r'^x: expected shape \(n_rows, in_channels\), got \(2, 3, 4\)$'
+    with pytest.raises(ValueError, match=message):
+        graph_linear(None, x, W_self=W)
+
+
 def test_zeros_that_dropout_keeps():
     """A dropped element is -0, so an element of 0 was kept."""
     layer = node.GraphLinear(None, ('x', 'W_self'), functions.identity, 0.5, False)
