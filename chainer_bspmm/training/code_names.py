@@ -23,8 +23,9 @@ _TO_ANYTHING = {
 }
 # A text with which names of attributes begin, such as 'loss_', 'loss_%s' and 'loss_{}'.
 _PREFIX = re.compile(r'(\w{2,}_)(?:%s|\{\w*\})?')
-# A replacement field of str.format with an attribute.
-_IN_FORMAT = re.compile(r'\{[^{}]*\.(\w+)')
+# A replacement field of str.format, and the attributes that it names, as in '{0.options.rate:g}'.
+_FIELD = re.compile(r'\{[^{}]*')
+_IN_FIELD = re.compile(r'\.(\w+)')
 
 
 class CodeNames(NamedTuple):
@@ -78,7 +79,9 @@ def code_names(code: types.CodeType) -> CodeNames:
             matches_classes = True
     for text in code.co_consts:
         if isinstance(text, str):  # str.format reads the attributes that it names
-            attributes |= dict.fromkeys(_IN_FORMAT.findall(text), False)
+            for field in _FIELD.findall(text):
+                for name in _IN_FIELD.findall(field):
+                    attributes.setdefault(name, False)
     inner = [code_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
     for names in inner:
         for merged, more in ((variables, names.globals), (attributes, names.attributes)):
