@@ -16,6 +16,8 @@ _BY_TEXT = {
     *('getattr', 'setattr', 'hasattr', 'delattr', '__getattribute__'),
     *('vars', '__dict__', 'attrgetter'),
 }
+# These may also assign or delete such an attribute.
+_WRITES_BY_TEXT = {'setattr', 'delattr', 'vars', '__dict__'}
 # These names lead to any variable of any module.
 _TO_ANYTHING = {
     *('globals', '__globals__', 'exec', 'eval', '__import__', 'import_module'),
@@ -94,8 +96,9 @@ def code_names(code: types.CodeType) -> CodeNames:
     if used & _BY_TEXT:
         texts = [text for text in code.co_consts if isinstance(text, str)]
         prefixes = {match[1] for match in map(_PREFIX.fullmatch, texts) if match}
+        is_written = not used.isdisjoint(_WRITES_BY_TEXT)
         for text in filter(str.isidentifier, texts):  # as in `getattr(x, 'name')`
-            attributes.setdefault(text, False)
+            attributes[text] = attributes.get(text, False) or is_written
     unknown = used & _TO_ANYTHING
     if 'sys' in variables and 'modules' in attributes:
         unknown.add('sys.modules')

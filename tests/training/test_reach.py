@@ -701,6 +701,15 @@ def by_new_attribute_of_a_librarys_class():
     return loss, lambda: hasattr(Regressor, 'is_of_a_test')
 
 
+def by_text_for_a_librarys_class():
+    Regressor.of_a_text = 0
+
+    def loss():
+        setattr(Regressor, 'of_a_text', Regressor.of_a_text + 1)  # NOQA: B010
+
+    return loss, lambda: Regressor.of_a_text
+
+
 class Penalty:
     n = 0
 
@@ -896,6 +905,7 @@ COUNTERS = {
     by_dict_of_an_object: '__dict__ of an object of class Cfg',
     by_attribute_of_a_librarys_class: 'n_of_a_test of class Regressor',
     by_new_attribute_of_a_librarys_class: 'is_of_a_test of class Regressor',
+    by_text_for_a_librarys_class: 'of_a_text of class Regressor',
     by_class_found_by_its_base: 'n of class Square',
     by_method_whose_name_is_made: 'STEP of module ' + HERE,
     by_attribute_of_a_parameter: 'the attribute n of the attribute W of Linear',
