@@ -710,6 +710,16 @@ def by_text_for_a_librarys_class():
     return loss, lambda: Regressor.of_a_text
 
 
+def by_class_of_a_librarys_link():
+    link = links.Linear(2, 2)
+    links.Linear.n_of_an_object = 0
+
+    def loss():
+        type(link).n_of_an_object += 1
+
+    return loss, lambda: links.Linear.n_of_an_object
+
+
 class Penalty:
     n = 0
 
@@ -906,6 +916,7 @@ COUNTERS = {
     by_attribute_of_a_librarys_class: 'n_of_a_test of class Regressor',
     by_new_attribute_of_a_librarys_class: 'is_of_a_test of class Regressor',
     by_text_for_a_librarys_class: 'of_a_text of class Regressor',
+    by_class_of_a_librarys_link: 'n_of_an_object of class Linear',
     by_class_found_by_its_base: 'n of class Square',
     by_method_whose_name_is_made: 'STEP of module ' + HERE,
     by_attribute_of_a_parameter: 'the attribute n of the attribute W of Linear',
