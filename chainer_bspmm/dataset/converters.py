@@ -52,6 +52,12 @@ class CSRConverter(chainer.dataset.Converter):
             a phantom atom, with two exceptions. If a molecule has more atoms than ``padded_to``,
             the rest would be dropped, so None raises ValueError as in packed batches. And only True
             drops the rows of node columns. Padded batches keep all rows.
+
+    Raises:
+        TypeError: the class itself was passed as a converter, so that ``layout`` is a batch; or a
+            number is no int.
+        ValueError: an option has another value, or ``padded_to`` goes with another layout than
+            ``'folded'``.
     """
 
     # Defaults for instances that were pickled before these attributes existed.
@@ -135,7 +141,11 @@ class CSRConverter(chainer.dataset.Converter):
         return (atoms, adj, *labels)
 
     def locate(self, batch):
-        """Return the `Molecules` to gather from and their indices; None if the batch is dense."""
+        """Return the `Molecules` to gather from and their indices; None if the batch is dense.
+
+        ValueError: molecules of a sparse data set do not go with ``n_node_columns``, or would lose
+        atoms that need not be padding.
+        """
         located = selection.locate(batch)
         if located is None:
             return None

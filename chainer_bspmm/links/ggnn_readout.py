@@ -55,21 +55,18 @@ class GatedReadout(Sparse):
             is_real_node (array or None): (n_rows,), or (n_graphs, N) if ``adj`` is padded: 0 for
                 nodes that are ignored, 1 for the others. None: all count.
         """
-        if h0 is not None and h0.shape[:1] != h.shape[:1]:
-            text = 'h0: expected a row for each row of h, got shapes %s and %s'
-            raise ValueError(text % (h0.shape, h.shape))
-        parts = [h] if h0 is None else [h, h0]
         layers = (self.i_layer, self.j_layer)
         if self.activation in ACTIVATIONS and not hooked(*layers):
-            n_inputs = sum([part.shape[1] for part in parts])
+            n_inputs = h.shape[1] + (0 if h0 is None else h0.shape[1])
             gate, value = [parameters_of(layer, n_inputs) for layer in layers]
             if (gate[1] is None) != (value[1] is None):
                 gate, value = [with_bias(layer, n_inputs) for layer in layers]
-            g = gated_linear(parts, gate, value, self.activation)
+            g = gated_linear(h, h0, gate, value, self.activation)
         else:
             if self.atoms_are_an_axis:
                 expect_elementwise(self.activation)
-            h = functions.concat(parts, axis=1)
+            if h0 is not None:
+                h = functions.concat((h, h0), axis=1)
             gate, value = (linear_rows(layer, h) for layer in layers)
             g = functions.sigmoid(gate) * _apply(self.activation, value)
         return _apply(self.activation_agg, pool(g, adj, is_real_node))

@@ -6,7 +6,6 @@ import numpy
 
 from chainer import functions
 
-from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot_selected
 from chainer_bspmm.ops.bspmm import bspmm, bspmm_forward
 from chainer_bspmm.ops.elementwise import concat, sigmoid
@@ -93,7 +92,7 @@ class NodeLists(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Nodes sorted into tiles, each for one degree only, with the same products as `NodeLists`.
+    """Nodes sorted into tiles on a GPU, each for one degree, with the products of `NodeLists`.
 
     There are enough tiles for the same number of nodes with any other degrees, so that shapes do
     not depend on the degrees.
@@ -124,9 +123,7 @@ class Tiles(NamedTuple):
 
     def ended(self, y, bias):
         y = y.astype(bias.dtype, copy=False)
-        if launch.on_gpu(y):
-            return summed_forward(self.selection.T, y, None, bias, 'sigmoid')
-        return sigmoid(self.joined(y, y.dtype), bias)
+        return summed_forward(self.selection.T, y, None, bias, 'sigmoid')
 
     def gradients(self, gy, x, weights):
         partials = dot_selected(gy.swapaxes(1, 2), x, self.all)
@@ -172,7 +169,6 @@ def tiles_of(adj, is_type, n_rows):
         n_cols=n_nodes,
         nnz=n_nodes,
         longest=1,
-        is_symmetric=False,
         has_spare=True,
         layout='packed',
         row_weights=None,

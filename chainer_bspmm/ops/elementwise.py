@@ -1,4 +1,4 @@
-"""Operations of fused nodes on bare arrays: NumPy on a host, one launch on a GPU."""
+"""Operations of fused nodes on bare arrays. Activations are for a host: kernels have their own."""
 
 import numpy
 
@@ -18,7 +18,7 @@ SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
 
 
 def concat(arrays, axis=0):
-    """Join arrays of one dtype along axis 0, or two along axis 1, as ``numpy.concatenate`` does.
+    """Join arrays of one dtype, along axis 1 matrices only, as ``numpy.concatenate`` does.
 
     CuPy's ``concatenate`` launches a copy for every array, and for more than eight arrays sends a
     table from the host, which a captured step may not do.
@@ -57,63 +57,47 @@ def _joining_kernel(n):
 ACTIVATIONS = {functions.identity: 'identity', functions.relu: 'relu', functions.tanh: 'tanh'}
 
 
-def activate(xp, activation, y):
-    """Apply an activation, one of the names in ACTIVATIONS, to an array in place."""
+def activate(activation, y):
+    """Apply an activation, one of the names in ACTIVATIONS, to an array on a host in place."""
     if activation == 'relu':
-        xp.maximum(y, 0, out=y)
+        numpy.maximum(y, 0, out=y)
     elif activation == 'tanh':
-        xp.tanh(y, out=y)
+        numpy.tanh(y, out=y)
     elif activation != 'identity':
         raise NotImplementedError('activation: expected one of ACTIVATIONS, got %r' % activation)
 
 
-GRADIENTS = {
-    'relu': 'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
-    'tanh': 'gx = gy * ((T)1 - y * y)',
-}
-
-
 def activation_gradient(activation, y, gy, dropout_ratio):
-    """Return the gradient before an activation and its dropout, given the result y and gy.
+    """Return the gradient before an activation and its dropout, given y and gy on a host.
 
     After a rectifier, dropped elements are recognised by their value 0.
     """
     if activation == 'identity':
         return gy
-    scale = y.dtype.type(1 / (1 - dropout_ratio))
-    if isinstance(gy, numpy.ndarray):
-        if activation == 'tanh':
-            factor = y * y
-            numpy.subtract(1, factor, out=factor)
-            factor *= gy
-            return factor
-        if activation == 'sigmoid':
-            return gy * y * (1 - y)
-        if activation != 'relu':
-            raise NotImplementedError(activation)
-        gx = (y > 0) * scale
-        gx *= gy
-        return gx
-    name = 'bspmm_%s_grad' % activation
-    kernel = cuda.elementwise('T y, T gy, T scale', 'T gx', GRADIENTS[activation], name)
-    return kernel(y, gy, scale)
+    if activation == 'tanh':
+        factor = y * y
+        numpy.subtract(1, factor, out=factor)
+        factor *= gy
+        return factor
+    if activation == 'sigmoid':
+        return gy * y * (1 - y)
+    if activation != 'relu':
+        raise NotImplementedError(activation)
+    gx = (y > 0) * y.dtype.type(1 / (1 - dropout_ratio))
+    gx *= gy
+    return gx
 
 
 def sigmoid(x, bias=None):
-    """Compute ``sigmoid(x + bias)`` in place, in the form that does not overflow."""
-    if isinstance(x, numpy.ndarray):
-        half = x.dtype.type(0.5)
-        if bias is not None:
-            x += bias
-        x *= half
-        numpy.tanh(x, out=x)
-        x *= half
-        x += half
-        return x
-    kernel = cuda.elementwise(
-        'T x, T bias', 'T y', 'y = SIGMOID(x + bias)', 'bspmm_biased_sigmoid', preamble=SIGMOID
-    )
-    return kernel(x, x.dtype.type(0) if bias is None else bias, x)
+    """Compute ``sigmoid(x + bias)`` on a host in place, in the form that does not overflow."""
+    half = x.dtype.type(0.5)
+    if bias is not None:
+        x += bias
+    x *= half
+    numpy.tanh(x, out=x)
+    x *= half
+    x += half
+    return x
 
 
 # Chainer Chemistry's linear layers have a row for every output channel and relation, in the order

@@ -46,7 +46,7 @@ def end_forward(y, b_self, activation, dropout_ratio=0.0, draw=None):
     if not launch.on_gpu(y):
         if b_self is not None:
             y += b_self
-        activate(numpy, activation, y)
+        activate(activation, y)
     elif b_self is not None or activation != 'identity' or dropout_ratio:
         _forward(y, b_self, activation, dropout_ratio, draw)
 

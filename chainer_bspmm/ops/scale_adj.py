@@ -26,7 +26,7 @@ def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
             degree[degree == 0] = 1
             values = numpy.ones((), dtype) if adj.data is None else adj.data
             data = values / degree.astype(values.dtype)[sources]
-            return adj.replace(data=data, is_symmetric=False)
+            return adj.replace(data=data)
         if adj.data is not None:
             return with_values(adj, _quotients(adj))
         scaled = scaled_by_source if adj.is_symmetric and adj.n_relations > 1 else with_values

@@ -253,8 +253,7 @@ class SegmentSum(_Segmented):
     """Node of :func:`segment_sum`; its input is x."""
 
     def _calculate(self, x):
-        offsets, _, max_rows, weights = self._segments
-        return segment_sum_forward(x, offsets, max_rows, weights)
+        return reduce_rows(segment_sum_forward, x, self._segments)
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentBroadcast, grad_outputs))

@@ -49,6 +49,7 @@ class Batch:
     _set: Callable
     _integers = ()
     has_spare = False  # whether arrays may be larger than the batch: BatchedCSR.in_buffers
+    is_symmetric = False  # whether the matrix of every relation is known to equal its transpose
     row_weights = None
     padded_to = None  # N, if it is fixed; None: the size of the largest molecule of the batch
     __array_ufunc__ = None  # makes NumPy and CuPy defer to the operators below
@@ -99,8 +100,8 @@ class Batch:
         """
         new = type(self).__new__(type(self))
         new.__dict__.update(self.__dict__)
-        if 'is_symmetric' in self.__dict__ and not fields.keys().isdisjoint(ENTRIES):
-            new.__dict__['is_symmetric'] = False
+        if not fields.keys().isdisjoint(ENTRIES):
+            new.is_symmetric = False
         new.__dict__.update(fields)
         new._cache = {}
         return new
@@ -169,9 +170,9 @@ class Batch:
         if self.data is None or self.data.dtype == dtype:
             return self
         # The result is cached, because a model asks for it in every forward pass.
-        kept = {'is_symmetric': self.is_symmetric} if hasattr(self, 'is_symmetric') else {}
         return self.cached(
-            ('astype', dtype), lambda: self.replace(data=self.data.astype(dtype), **kept)
+            ('astype', dtype),
+            lambda: self.replace(data=self.data.astype(dtype), is_symmetric=self.is_symmetric),
         )
 
     def _host_values(self):

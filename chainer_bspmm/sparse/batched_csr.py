@@ -303,7 +303,6 @@ class BatchedCSR(Batch):
             max_rows=self.max_cols,
             max_cols=self.max_rows,
             n_relations=1,  # relations are in the rows, pairs of node and relation, not in columns
-            is_symmetric=False,  # otherwise it would count as its own transpose
             row_weights=None,
         )
         return new, order

@@ -7,7 +7,7 @@ def derived(adj, **fields):
     If ``adj`` has spare rows or entries, the arrays must have the form of
     ``BatchedCSR.in_buffers``.
     """
-    fields = {'is_symmetric': False, 'row_weights': None, 'padded_to': None, **fields}
+    fields = {'row_weights': None, 'padded_to': None, **fields}
     return adj.replace(n_relations=1, layout='packed', nnz=len(fields['indices']), **fields)
 
 

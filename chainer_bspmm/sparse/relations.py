@@ -31,7 +31,6 @@ def _with_rows(adj, made):
         max_cols=adj.max_cols // n_relations,
         longest=adj.longest if adj.is_symmetric else build.times(adj.longest, n_relations),
         n_relations=1,
-        is_symmetric=False,
         row_weights=None,
     )
 
@@ -49,7 +48,7 @@ def scaled_by_source(adj, data):
     In a symmetric matrix a source's degree is the length of its row. So one launch makes
     :func:`relation_rows` and :func:`transposed_rows` of the result, which are cached on it.
     """
-    new = adj.replace(data=data, is_symmetric=False)
+    new = adj.replace(data=data)
     made = build.relation_rows(adj, data.dtype)
     rows = _with_rows(adj, made)
     new.cached('relation rows', lambda: rows)
@@ -76,7 +75,7 @@ def degree_rows(adj, n_types, dtype):
 def with_values(adj, data):
     """Return a matrix with other values, which shares the places of the entries."""
     order = adj.transpose_order
-    new = adj.replace(data=data, is_symmetric=False)  # whether they are symmetric is not known
-    transpose = adj.T.replace(data=data[order], is_symmetric=False)
+    new = adj.replace(data=data)
+    transpose = adj.T.replace(data=data[order])
     new.cached('transpose', lambda: (transpose, order))
     return new

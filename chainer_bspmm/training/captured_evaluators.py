@@ -169,10 +169,13 @@ def _captured_form(kind):
 def capture_evaluator(evaluator: Evaluator) -> None:
     """Change the class of an evaluator to its captured form, if it can be captured."""
     captured = _captured_form(type(evaluator))
+    if captured is None:
+        return
+    target = evaluator.get_all_targets().get('main')  # with an `eval_func`, Chainer needs none
     if (
-        captured is not None
-        and is_on_gpu(evaluator.device)
-        and evaluator.get_target('main').device == evaluator.device
+        is_on_gpu(evaluator.device)
+        and target is not None
+        and target.device == evaluator.device
         and type(evaluator.converter) is CSRConverter
         and hasattr(evaluator.get_iterator('main'), 'reset')
         and not evaluator._progress_bar

@@ -18,7 +18,7 @@ from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.training.forked import cannot_fork, described, Failed, NoResult, run_forked
 from chainer_bspmm.training.outcome import beyond_rounding, dtype_of, errors, in_short, LOSS
-from chainer_bspmm.training.outcome import observing_hooks, outcome
+from chainer_bspmm.training.outcome import outcome
 from chainer_bspmm.training.outside import reaches_outside
 from chainer_bspmm.training.reach import Reach
 from chainer_bspmm.training.snapshot import ParameterMissing, Snapshot
@@ -321,14 +321,11 @@ def _described(error):
 
 
 def _hooks_of_user(target):
-    """Return a user's hooks that run with the loss; hooks that only observe it are left out."""
+    """Return a user's hooks that run with the loss."""
     places = [chainer.get_function_hooks(), chainer._get_link_hooks()]
     places += [link._local_link_hooks or {} for link in target.links()]
     return [
-        hook
-        for hooks in places
-        for name, hook in hooks.items()
-        if name not in observing_hooks(hooks) and is_user_code(type(hook).__module__)
+        hook for hooks in places for hook in hooks.values() if is_user_code(type(hook).__module__)
     ]
 
 

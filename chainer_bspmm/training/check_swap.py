@@ -74,6 +74,9 @@ def check_swap(
         dense form, or do not fit the dense batch; for losses that are not finite; and for losses
         whose random numbers depend on the rows.
 
+    Raises:
+        TypeError: ``model`` is no Link. Errors of the runs are not raised, but named in ``text``.
+
     Note:
         Attributes and parameters of the model, gradients, and the random numbers of NumPy and
         Python stay as they are. Other state that a user's code changes, such as globals, is changed

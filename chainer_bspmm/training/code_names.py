@@ -16,6 +16,8 @@ _BY_TEXT = {
     *('getattr', 'setattr', 'hasattr', 'delattr', '__getattribute__'),
     *('vars', '__dict__', 'attrgetter'),
 }
+# These may also assign or delete such an attribute.
+_WRITES_BY_TEXT = {'setattr', 'delattr', 'vars', '__dict__'}
 # These names lead to any variable of any module.
 _TO_ANYTHING = {
     *('globals', '__globals__', 'exec', 'eval', '__import__', 'import_module'),
@@ -23,8 +25,9 @@ _TO_ANYTHING = {
 }
 # A text with which names of attributes begin, such as 'loss_', 'loss_%s' and 'loss_{}'.
 _PREFIX = re.compile(r'(\w{2,}_)(?:%s|\{\w*\})?')
-# A replacement field of str.format with an attribute.
-_IN_FORMAT = re.compile(r'\{[^{}]*\.(\w+)')
+# A replacement field of str.format, and the attributes that it names, as in '{0.options.rate:g}'.
+_FIELD = re.compile(r'\{[^{}]*')
+_IN_FIELD = re.compile(r'\.(\w+)')
 
 
 class CodeNames(NamedTuple):
@@ -78,7 +81,9 @@ def code_names(code: types.CodeType) -> CodeNames:
             matches_classes = True
     for text in code.co_consts:
         if isinstance(text, str):  # str.format reads the attributes that it names
-            attributes |= dict.fromkeys(_IN_FORMAT.findall(text), False)
+            for field in _FIELD.findall(text):
+                for name in _IN_FIELD.findall(field):
+                    attributes.setdefault(name, False)
     inner = [code_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
     for names in inner:
         for merged, more in ((variables, names.globals), (attributes, names.attributes)):
@@ -91,8 +96,9 @@ def code_names(code: types.CodeType) -> CodeNames:
     if used & _BY_TEXT:
         texts = [text for text in code.co_consts if isinstance(text, str)]
         prefixes = {match[1] for match in map(_PREFIX.fullmatch, texts) if match}
+        is_written = not used.isdisjoint(_WRITES_BY_TEXT)
         for text in filter(str.isidentifier, texts):  # as in `getattr(x, 'name')`
-            attributes.setdefault(text, False)
+            attributes[text] = attributes.get(text, False) or is_written
     unknown = used & _TO_ANYTHING
     if 'sys' in variables and 'modules' in attributes:
         unknown.add('sys.modules')

@@ -17,7 +17,7 @@ from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.training import kinds
 from chainer_bspmm.training.cuda_graphs import CannotCapture
 from chainer_bspmm.training.guards import References
-from chainer_bspmm.training.places import Items, Place
+from chainer_bspmm.training.places import are_same, Items, Place
 
 ANEW = (
     'the step makes and keeps an object of class %s, which a replay of a captured step cannot make '
@@ -131,18 +131,23 @@ class Effects:
         if self._gives_copies or self._own_counts is None:
             return False
         counts = list(map(sys.getrefcount, self._objects))
-        are_made = self._are_made = all(place.has(new) for place, new in self._given)
-        present = known.n_changes, counts
-        if are_made and present == self._free:  # nearly always
+        pairs = [(_items(new), place.present(new)) for place, new in self._given]
+        are_made = self._are_made = all(are_same(values, now) for values, now in pairs)
+        state = known.n_changes, counts
+        if are_made and state == self._free:  # nearly always
             return False
-        assigned = [value for place, new in self._given for value in place.assigned(new)]
-        expected = collections.Counter(map(id, assigned))
+        expected = collections.Counter(
+            id(value)
+            for values, now in pairs
+            for value, other in zip(values, now)
+            if value is other
+        )
         for each, count, own in zip(self._objects, counts, self._own_counts):
             n_others = count - own - expected[id(each)]
             if n_others > 0 and not known.are_at_least(n_others, each):
                 return True
         if are_made:
-            self._free = present
+            self._free = state
         return False
 
     def are_untouched(self) -> None:

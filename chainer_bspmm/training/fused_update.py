@@ -9,7 +9,6 @@ import collections
 import inspect
 import itertools
 from numbers import Real
-import operator
 import struct
 
 import numpy
@@ -92,9 +91,6 @@ HOOKS = {
 }
 _MAX_HOOKS = 16  # each takes two bits of a 32-bit word
 
-# Attributes of update rules, and the attributes of a rule's hyperparameters.
-_enabled, _t, _own = map(operator.attrgetter, ('enabled', 't', 'hyperparam.__dict__'))
-
 
 def why_unsupported(optimizer):
     """Return the reason (a clause, or None) why `FusedUpdate` does not support an optimizer."""
@@ -102,6 +98,7 @@ def why_unsupported(optimizer):
 
 
 def _reasons(optimizer):
+    """Yield the reasons. Only the first is read, so the code after one may rely on its absence."""
     method = METHODS.get(type(optimizer))
     if method is None:
         kinds = ', '.join(sorted(kind.__name__ for kind in METHODS))
@@ -300,13 +297,10 @@ class FusedUpdate:
         return tuple([of_common if hp is common else hp and variant_of(hp) for hp in hyperparams])
 
     def _are_all_plain(self, common):
-        """Return whether every parameter is updated, with hyperparameters that are all inherited.
-
-        It is asked at every step, so the loops are in C.
-        """
-        if self._lacks_rules or not all(map(_enabled, self._rules)):
+        """Return whether all parameters are updated, with inherited hyperparameters only."""
+        if self._lacks_rules or not all(rule.enabled for rule in self._rules):
             return False
-        own = list(map(_own, self._rules))
+        own = [rule.hyperparam.__dict__ for rule in self._rules]
         return own == [{'_parent': common}] * len(own)
 
     def advance(self):
@@ -317,7 +311,7 @@ class FusedUpdate:
         numbers_of = self._method.numbers
         pack = self._pack
         packed = [struct.pack('2d', *HOOKS[type(hook)][1](hook)) for hook in self._hooks]
-        steps = set(map(_t, self._counted))
+        steps = {rule.t for rule in self._counted}
         if self._are_plain and len(steps) == 1:
             packed.append(pack(*numbers_of(self.optimizer.hyperparam, *steps)) * len(self._rules))
         else:

@@ -18,7 +18,7 @@ from chainer_bspmm.training.driver import is_on_gpu
 from chainer_bspmm.training.check_rows import check_first_step
 from chainer_bspmm.training.program import StepDiffers
 from chainer_bspmm.training.session import CHECK_EVERY
-from chainer_bspmm.training.training_driver import TrainingDriver
+from chainer_bspmm.training.training_driver import seed_of, TrainingDriver
 
 
 class GraphUpdater(StandardUpdater):
@@ -112,11 +112,12 @@ class GraphUpdater(StandardUpdater):
 
     @property
     def seed(self) -> int:
-        """Seed of the random numbers (int)."""
+        """Seed of the random numbers (int). It can be assigned, with the constructor's errors."""
         return self._driver.seed
 
     @seed.setter
     def seed(self, seed):
+        seed = seed_of(seed)
         if seed != self._driver.seed:
             self._driver.seed = seed
             self._driver.forget()  # captured steps use the old seed
@@ -125,6 +126,7 @@ class GraphUpdater(StandardUpdater):
         return {name: value for name, value in vars(self).items() if name != '_between_steps'}
 
     def update_core(self) -> None:
+        """Train with the next batch, by a captured step if possible."""
         # Other code may have replaced the method since this updater was adopted.
         if self._loop not in (None, StandardUpdater.update_core):
             self._driver.watched = None
@@ -268,7 +270,7 @@ class GraphUpdater(StandardUpdater):
         except KeyError:
             pass  # it is a snapshot of a StandardUpdater
         if isinstance(serializer, chainer.Deserializer):
-            driver.forget()  # captured steps use the old seed
+            driver.forget()  # a snapshot may replace anything that captured steps use
 
 
 def _has_own_order(iterator):

@@ -4,7 +4,6 @@ import collections
 import ctypes
 import enum
 import itertools
-import operator
 import weakref
 
 import numpy
@@ -36,10 +35,6 @@ OPAQUE = chainer.Variable, dict, list
 # Largest array on the host, in elements, whose contents are watched. With a model on a GPU, code
 # reads numbers from such an array in Python, so a replay would repeat them.
 MAX_HOST_SIZE = 10000
-# Attributes that every look reads, of parameters and of update rules.
-_requires_grad = operator.attrgetter('_requires_grad')
-_update_rule = operator.attrgetter('update_rule')
-_of_rule = operator.attrgetter('enabled', 'hyperparam', '_state')
 
 # Libraries whose functions and classes do not count as a user's code, because they keep arrays in
 # attributes only.
@@ -163,13 +158,14 @@ class Guards:
         self.reach.add_values(values)
         params = self.params
         values += [param._data[0] for param in params]
-        values += map(_requires_grad, params)
+        values += [param._requires_grad for param in params]
         if self._optimizer is not None:
             if any(self._hooks):  # there are usually none
                 for hooks in self._hooks:
                     values += hooks.values()
-            values += map(_update_rule, params)
-            values += itertools.chain.from_iterable(map(_of_rule, self._rules))
+            values += [param.update_rule for param in params]
+            for rule in self._rules:
+                values += (rule.enabled, rule.hyperparam, rule._state)
             values += itertools.chain.from_iterable(self._states)
         for i in self._ignored:
             if i < len(values):  # there may be fewer values now, which is a difference anyway
@@ -240,7 +236,7 @@ class Guards:
         if self._target.xp is not numpy:
             self._on_host = [
                 (array, array.tobytes())
-                for _, array in reach.named()
+                for array in reach.values()
                 if type(array) is numpy.ndarray and array.size <= MAX_HOST_SIZE
             ]
         configuration = {**common, **of_thread}

@@ -116,16 +116,6 @@ def in_short(value):
     return float(value.reshape(())) if value.size == 1 else _norm(value)
 
 
-def observing_hooks(hooks):
-    """Return the names of Chainer's own hooks that only observe a run, given name -> hook."""
-    return [
-        name
-        for name, hook in hooks.items()
-        if type(hook).__module__.startswith('chainer.function_hooks.')
-        or type(hook) is link_hooks.TimerHook
-    ]
-
-
 class _Reporter(chainer.Reporter):
     """Reporter that knows the observers of all current reporters, and accepts any other."""
 
@@ -144,19 +134,26 @@ class _Reporter(chainer.Reporter):
 
 @contextlib.contextmanager
 def _without_observers(target):
-    """Remove hooks that only observe a run, such as TimerHook, for a while."""
+    """Remove hooks that only observe a run for a while."""
     hooks = [chainer.get_function_hooks(), chainer._get_link_hooks()]
     hooks += [link._local_link_hooks for link in target.links() if link._local_link_hooks]
     before = [(of_one, dict(of_one)) for of_one in hooks]
     try:
-        for of_one in hooks:
-            for name in observing_hooks(of_one):
-                del of_one[name]
+        for of_one, all_hooks in before:
+            for name, hook in all_hooks.items():
+                if _only_observes(hook):
+                    del of_one[name]
         yield
     finally:
         for of_one, all_hooks in before:
             of_one.clear()
             of_one.update(all_hooks)
+
+
+def _only_observes(hook):
+    """Return whether a hook is one of Chainer's own that only observe a run, such as TimerHook."""
+    is_of_functions = type(hook).__module__.startswith('chainer.function_hooks.')
+    return is_of_functions or type(hook) is link_hooks.TimerHook
 
 
 def _on_host(value):

@@ -64,11 +64,15 @@ def _name_that_reaches(function):
 
 
 def _attributes_of_os(code):
-    """Return the names in `_OF_OS` that code, with code within it, reads from a variable `os`."""
+    """Return the names in `_OF_OS` that code, with code within it, imports or reads from `os`."""
     found = set()
-    before = None
+    before = module = None
     for each in dis.get_instructions(code):
-        if before == 'os' and each.argval in _OF_OS:
+        if each.opname == 'IMPORT_NAME':
+            module = each.argval
+        # One import may have several names, so its module need not come just before a name.
+        owner = module if each.opname == 'IMPORT_FROM' else before
+        if owner == 'os' and each.argval in _OF_OS:
             found.add(each.argval)
         before = each.argval if isinstance(each.argval, str) else None
     for inner in code.co_consts:

@@ -61,7 +61,7 @@ class Place:
     def restore(self, saved: dict) -> None:
         """Assign the values that `save` returned, and delete other variables."""
         now = self.save()
-        if self._keeps_order and not _is_same(now, saved):
+        if self._keeps_order and not are_same(now, saved):
             for name in now:
                 self._delete(name)
             now = {}
@@ -79,15 +79,9 @@ class Place:
             elif name in self.save():
                 self._delete(name)
 
-    def assigned(self, changes: dict) -> list:
-        """Return the values among changes that are assigned now."""
-        now = self.save()
-        return [value for name, value in changes.items() if now.get(name, MISSING) is value]
-
-    def has(self, changes: dict) -> bool:
-        """Return whether all values among changes are assigned now."""
-        now = map(self.save().get, changes, itertools.repeat(MISSING))
-        return all(map(operator.is_, now, changes.values()))
+    def present(self, changes: dict) -> list:
+        """Return the present values of the variables among changes, in their order."""
+        return list(map(self.save().get, changes, itertools.repeat(MISSING)))
 
 
 def entries(of: dict, text: str) -> Place:
@@ -150,14 +144,7 @@ def attributes_except(
 
 def only_watched(of: dict[str, Any], text: Callable[[str], str], names: Collection[str]) -> Place:
     """Place of variables that are watched, but neither saved nor put back."""
-    return Place(
-        text,
-        read=dict,
-        write=of.__setitem__,
-        delete=of.__delitem__,
-        look=_looking(of.get, names),
-        looked_at=lambda: names,
-    )
+    return _never_saved(text, _looking(of.get, names), lambda: names)
 
 
 def of_library(
@@ -202,11 +189,8 @@ def subclasses(of: Collection[type]) -> Place:
     def pairs():
         return [(kind, subclass) for kind in of for subclass in type.__subclasses__(kind)]
 
-    return Place(
+    return _never_saved(
         lambda kind: 'the subclasses of class %s' % kind.__name__,
-        read=dict,
-        write=lambda kind, value: None,
-        delete=lambda kind: None,
         look=lambda: [subclass for _, subclass in pairs()],
         looked_at=lambda: [kind for kind, _ in pairs()],
     )
@@ -339,14 +323,7 @@ def cache(of: Any, text: str) -> Place:
         last, last_info = results, info
         return (_generations[of],)
 
-    return Place(
-        lambda name: text,
-        read=dict,
-        write=lambda name, value: None,
-        delete=lambda name: None,
-        look=look,
-        looked_at=lambda: ['contents'],
-    )
+    return _never_saved(lambda name: text, look, lambda: ['contents'])
 
 
 def results_in_cache(of: Any) -> list:
@@ -432,6 +409,15 @@ def read(of: object, name: str) -> Any:
     return MISSING if callable(value) else value
 
 
+def _never_saved(text, look, looked_at):
+    """Return a place whose values are watched, but neither saved nor put back."""
+
+    def change(*_):
+        raise NotImplementedError  # where nothing is saved, nothing has to be written
+
+    return Place(text, dict, write=change, delete=change, look=look, looked_at=looked_at)
+
+
 def _named(text, get, write, delete, names):
     """Return a place of the variables in `names`, all of which are watched."""
 
@@ -465,7 +451,7 @@ class Items:
 
     def restore(self, saved: list) -> None:
         """Put the saved items back, if the present ones differ."""
-        if not _is_same(self.save(), saved):
+        if not are_same(self.save(), saved):
             self._kind.clear(self._of)
             add = set.update if self._kind is set else self._kind.extend
             add(self._of, saved)
@@ -473,19 +459,15 @@ class Items:
     def changes(self, saved: list) -> list | None:
         """Return the items if they differ from the saved ones, else None."""
         now = self.save()
-        return None if _is_same(now, saved) else now
+        return None if are_same(now, saved) else now
 
     def apply(self, changes: list) -> None:
         """Repeat a change that :meth:`changes` returned."""
         self.restore(changes)
 
-    def assigned(self, changes: list) -> list:
-        """Return the items among changes, if they are the present ones, or none."""
-        return changes if self.has(changes) else []
-
-    def has(self, changes: list) -> bool:
-        """Return whether the items among changes are the present ones."""
-        return _is_same(self.save(), changes)
+    def present(self, changes: list) -> list:
+        """Return the present items, whatever the changes are."""
+        return self.save()
 
 
 class GeneratorState:
@@ -514,12 +496,12 @@ class GeneratorState:
 
 def _difference(before, after):
     """Return name -> new value for all that changed; MISSING for a name that is gone."""
-    if _is_same(before, after) and all(map(operator.is_, before.values(), after.values())):
+    if are_same(before, after) and all(map(operator.is_, before.values(), after.values())):
         return {}
     new = {name: value for name, value in after.items() if before.get(name, MISSING) is not value}
     return new | dict.fromkeys(before.keys() - after.keys(), MISSING)
 
 
-def _is_same(before, after):
+def are_same(before, after):
     """Return whether two collections have the same objects in the same order."""
     return len(before) == len(after) and all(map(operator.is_, before, after))

@@ -96,6 +96,7 @@ class PredictionDriver(Driver):
     name = 'prediction'
     who = 'captured_predict predicts'
     knows_sizes = False
+    raises_differences = True  # whether StepDiffers is raised if values were returned unchecked
 
     def __init__(self, model, function, converter, dataset):
         super().__init__(model.device)
@@ -150,8 +151,6 @@ class PredictionDriver(Driver):
         if reason is not None:
             self.warn(reason)
         return self.eager(conversion)
-
-    raises_differences = True  # whether StepDiffers is raised if values were returned unchecked
 
     def _try_out(self, program, batch):
         """Do nothing: the capture tries a program out, because many forms come only once."""

@@ -55,6 +55,7 @@ class Programs(collections.OrderedDict):
         if self._n_new > MAX_NEW:
             text = 'no %s can be replayed, because %s changes with every one'
             raise CannotCapture(text % (self._name, key[-1].change(self._last_key)))
+        self._last_key = key[-1]  # its program may not be kept, as where a parameter is missing
         return None
 
     def add(self, key, program):

@@ -154,10 +154,6 @@ class Reach:
         """Return (words, length) for all containers."""
         return [(text, len(container)) for text, container in self._containers]
 
-    def named(self) -> list[tuple[str, Any]]:
-        """Return (words, value) for the lengths of containers and all watched values."""
-        return [*self.lengths(), *zip(self.texts(), self.values(), strict=True)]
-
     def anew(self) -> 'Reach':
         """Return the `Reach` of the same things at this moment."""
         return Reach(*self._things)
@@ -271,6 +267,10 @@ class Reach:
                 for of_class in self._classes.values():
                     for subclass in of_class.open_subclasses():
                         self._find(subclass, 'a subclass')
+            if {'type', '__class__'} & self._names:  # code may reach the classes of its objects
+                for kind in {*self._link_kinds, *map(type, self._objects)}:
+                    if not kinds.is_of_user(kind.__module__):
+                        self._library_class(kind)
             owners = *self._link_owners, *self._globals.values(), *self._owners
             for owner in (*owners, *self._of_libraries.values(), *self._of_training):
                 self._is_of_library = owner.is_of_library
@@ -588,7 +588,7 @@ class Reach:
         used = names.globals.keys() | names.attributes.keys()
         self._prefixes |= names.prefixes
         self._uses_any_attribute |= names.uses_any_attribute or not kinds.READERS.isdisjoint(used)
-        self._names |= {'next'} & names.globals.keys()
+        self._names |= {'next', 'type'} & names.globals.keys()
         for name in sorted(names.unknown):
             text = 'leave changes that %s may make through %s'
             self.cannot.append(text % (function.__name__, name))

@@ -2,7 +2,6 @@
 
 import collections.abc
 import contextlib
-import operator
 import random
 
 import numpy
@@ -12,7 +11,6 @@ from chainer.backends import cuda
 
 
 _EXACT = numpy.ndarray, numpy.memmap, cuda.ndarray
-_grad = operator.attrgetter('_grad')
 
 
 class ParameterMissing(Exception):
@@ -143,12 +141,8 @@ class _Gradients:
         for param, gradient in zip(self._params, changes):
             param._set_grad_without_check(gradient)
 
-    def assigned(self, changes):
-        pairs = zip(self._params, changes)
-        return [gradient for param, gradient in pairs if param._grad is gradient]
-
-    def has(self, changes):
-        return all(map(operator.is_, map(_grad, self._params), changes))
+    def present(self, changes):
+        return [param._grad for param in self._params]
 
 
 def _refuse(shape):

@@ -21,6 +21,21 @@ from chainer_bspmm.training.training_step import TrainingStep
 from chainer_bspmm.training.update import update_of
 
 
+def seed_of(given):
+    """Return a given seed, checked, or draw one if it is None."""
+    if given is None:
+        # It is drawn from a copy of NumPy's state, so that batches keep the order that they have
+        # with StandardUpdater.
+        generator = numpy.random.RandomState()
+        generator.set_state(numpy.random.get_state())
+        return int(generator.randint(2**63, dtype=numpy.int64))
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral):
+        raise TypeError('seed: expected an integer or None, got %r' % (given,))
+    if not 0 <= given < 2**63:
+        raise ValueError('seed: expected at least 0 and below 2**63, got %d' % given)
+    return given
+
+
 class TrainingDriver(Driver):
     """The state that GraphUpdater adds to StandardUpdater.
 
@@ -34,16 +49,7 @@ class TrainingDriver(Driver):
     def __init__(
         self, optimizer, device, seed=None, check_every=CHECK_EVERY, on_difference='warn'
     ) -> None:
-        if seed is None:
-            # The seed is drawn from a copy of NumPy's state, so that batches keep the order that
-            # they have with StandardUpdater.
-            generator = numpy.random.RandomState()
-            generator.set_state(numpy.random.get_state())
-            seed = int(generator.randint(2**63, dtype=numpy.int64))
-        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-            raise TypeError('seed: expected an integer or None, got %r' % (seed,))
-        if not 0 <= seed < 2**63:
-            raise ValueError('seed: expected at least 0 and below 2**63, got %d' % seed)
+        seed = seed_of(seed)
         super().__init__(device)
         check.one_of('on_difference', on_difference, ('warn', 'raise'))
         self.on_difference = on_difference

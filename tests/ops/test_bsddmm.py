@@ -131,6 +131,9 @@ def test_padded_shape(xp):
     check_gradients(lambda u, v: bsddmm(adj, u, v) ** 2, u, u + 1)
 
 
+PADDED = BatchedCSR.from_matrices([numpy.ones((2, 2)), numpy.ones((1, 1))], 'padded')
+
+
 @pytest.mark.parametrize(
     'changes, error, message',
     [
@@ -148,6 +151,11 @@ def test_padded_shape(xp):
             {'v': (3, 1)},
             ValueError,
             r'v: expected 2 channels, as many as u has, got shape \(3, 1\)',
+        ),
+        (
+            {'adj': PADDED, 'u': (4, 2), 'v': (2, 2, 2)},
+            ValueError,
+            r'v: expected 2 dimensions, like u, got shape \(2, 2, 2\)',
         ),
         ({'v': numpy.ones((3, 2))}, TypeError, 'v: expected float32, got float64'),
         (

@@ -70,12 +70,14 @@ NODES = {
         [(N, 5), (N, 2), *GRU_OF_STATE],
     ),
     'gated_linear': Node(
-        lambda adj, x, m, W, b, V, c: gated_linear((x, m), (W, b), (V, c), functions.tanh),
+        lambda adj, x, m, W, b, V, c: gated_linear(x, m, (W, b), (V, c), functions.tanh),
         2,
         [(N, 3), (N, 2), (4, 5), (4,), (4, 5), (4,)],
     ),
     'gated_linear of one array, without activation and biases': Node(
-        lambda adj, x, W, V: gated_linear((x,), (W, None), (V, None)), 1, [(N, 3), (4, 3), (4, 3)]
+        lambda adj, x, W, V: gated_linear(x, None, (W, None), (V, None)),
+        1,
+        [(N, 3), (4, 3), (4, 3)],
     ),
     'linear_softmax': Node(
         lambda adj, x, x2, W, b, W2: linear_softmax((x, W, b), (x2, W2, None)),

@@ -7,10 +7,8 @@ import chainer
 from chainer import functions
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.cuda import step
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.ops import elementwise
-from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.graph_linear import graph_linear, node, products
 from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host, graph_linear_on_host
 from tests.support import device_of, DTYPES, features, random_matrix, reference, relative_error
@@ -113,19 +111,6 @@ def test_dropout_after_other_activations(xp, activation):
     assert relative_error(y, 2 * plain * is_kept) < 1e-12
 
 
-def test_dropout_of_a_step_without_a_kernel_of_the_layer(monkeypatch):
-    monkeypatch.setattr(node, 'step_for', lambda array: step.current())
-    adj, x, W, *_ = given(numpy)
-    x, weights = chainer.Variable(x), numpy.arange(52.0).reshape(13, 4)
-    with step.under_way(step.Step(None, 3, numpy.array([5], 'u8'))):
-        y = graph_linear(adj, x, W, dropout_ratio=0.5)
-        functions.sum(y * weights).backward()
-    factors = 2 * reference.kept(52, 0.5, 3, 0, 5).reshape(13, 4)
-    assert relative_error(y.array, factors * graph_linear(adj, x, W).array) < 1e-12
-    expected = bspmm_forward(adj, (factors * weights) @ W, trans=True)
-    assert relative_error(x.grad, expected) < 1e-12
-
-
 def test_gradients_of_a_linear_layer_without_outputs(xp):
     inputs = [xp.ones(shape, 'f') for shape in ((4, 3), (0, 3), (0,))]
     y, *gradients = outcome(lambda x, W, b: graph_linear(None, x, W_self=W, b_self=b), inputs)
@@ -140,6 +125,14 @@ def test_a_loop_is_of_one_relation():
         ValueError, match='adj: expected one relation to go with loop=True, got <BatchedCSR.*>'
     ):
         graph_linear(adj, x, W, loop=True)
+
+
+def test_a_linear_layer_takes_rows():
+    x = numpy.ones((2, 3, 4), 'f')
+    W = numpy.ones((5, 4), 'f')
+    message = r'^x: expected shape \(n_rows, in_channels\), got \(2, 3, 4\)$'
+    with pytest.raises(ValueError, match=message):
+        graph_linear(None, x, W_self=W)
 
 
 def test_zeros_that_dropout_keeps():
@@ -224,7 +217,7 @@ def test_gradients_on_a_host(n_relations, loop, n_in, n_out, n_left_out):
 def test_an_activation_without_formulas():
     y = numpy.ones((2, 2))
     with pytest.raises(NotImplementedError):
-        elementwise.activate(numpy, 'elu', y)
+        elementwise.activate('elu', y)
     with pytest.raises(NotImplementedError):
         elementwise.activation_gradient('elu', y, y, 0.0)
 

@@ -191,6 +191,22 @@ def test_too_many_for_anything_along(gpu):
     assert found == (*Loss(LABELLED).forward(x, t), None, None)
 
 
+@pytest.mark.parametrize(
+    'kind, t, expected, got',
+    [
+        ('SQUARED_ERROR', numpy.ones((2, 3)), 'float32', r'float64 of shape \(2, 3\)'),
+        ('BINARY_ACCURACY', numpy.ones((2, 1), 'i'), 'integers', r'int32 of shape \(2, 1\)'),
+        ('BINARY_ACCURACY', numpy.ones((2, 3), 'f'), 'integers', r'float32 of shape \(2, 3\)'),
+    ],
+)
+def test_what_does_not_fit(kind, t, expected, got):
+    message = (
+        r'^t: expected %s of the shape of x, \(2, 3\), of fewer than 2\*\*31 elements, got %s$'
+    )
+    with pytest.raises(ValueError, match=message % (expected, got)):
+        Loss(kind).forward(numpy.ones((2, 3), 'f'), t)
+
+
 @pytest.mark.parametrize('n_rows, kinds', [(128, 'S'), (400, 'Sg'), (1400, 'SSBBg')])
 def test_launches_of_a_classifier_s_step(gpu, monkeypatch, n_rows, kinds):
     """Chainer's functions compute loss, accuracy and gradient."""

@@ -181,6 +181,9 @@ OTHERS: dict[str, Callable] = {
     'with a progress bar': lambda *args: make(*args, progress_bar=True),
     'without a device': lambda _, model: make(None, model),
     'of a model on another device': lambda *args: with_model_on(make(*args), '@cupy:7'),
+    'without a main target': lambda device, model: make(
+        device, {'generator': model}, eval_func=model
+    ),
     'with a converter of its own': lambda *args: make(*args, converter=own_converter),
     "with upstream's converter": lambda *args: make(*args, converter=dense_concat_mols),
     'of what cannot begin again': lambda *args: with_iterator(make(*args), Once()),

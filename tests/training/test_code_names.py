@@ -50,9 +50,13 @@ ATTRIBUTES = {
     'def f():\n from m import a as b': {'a': False},
     'def f(x): return x["a"]': {},
     'def f(x): return getattr(x, "a", 1.0)': {'a': False},
+    'def f(x): setattr(x, "a", x.b)': {'a': True, 'b': False},
+    'def f(x): x.__dict__["a"] = 1': {'__dict__': False, 'a': True},
     'def f(x): return lambda: getattr(x, "a") + x["b c"]': {'a': False},
     'def f(x): return "{0.a:g} {b}".format(x, b=1)': {'format': False, 'a': False},
-    'def f(x): return "{x.a.b} a.c".format(x=x)': {'format': False, 'b': False},
+    'def f(x): return "{x.a.b} a.c".format(x=x)': {'format': False, 'a': False, 'b': False},
+    'def f(x): x.a = 1; return "{0.a}".format(x)': {'a': True, 'format': False},
+    'def f(x, y): return "{0:{1.a}}".format(x, y)': {'format': False, 'a': False},
 }
 
 

@@ -2,7 +2,6 @@
 
 import operator
 import types
-import warnings
 
 import numpy
 import pytest
@@ -17,7 +16,8 @@ from chainer_bspmm.ops.node import AccumulateInPlace, FusedNode
 from chainer_bspmm.training import GraphUpdater, training_step
 from chainer_bspmm.training.program import Program
 from tests.support import relative_error
-from tests.support.training import HOST, make_updater, parameters, run, same_molecules, small_model
+from tests.support.training import assert_same_training, HOST, make_updater, parameters, run
+from tests.support.training import same_molecules, small_model
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -175,17 +175,20 @@ def launches(monkeypatch):
     return found
 
 
+def assert_same_steps(make_model, rate):
+    """Train new models by both kinds of updaters on the host, and compare all parameters."""
+
+    def make(kind):
+        return make_updater(kind, HOST, make_model(), same_molecules(), optimizers.SGD(rate))
+
+    assert_same_training(make, 4)
+
+
 @pytest.mark.parametrize('is_read', [False, True])
 def test_sums_of_a_step(launches, noted, is_read):
     """Sums are deferred only if nothing reads them before the end of the step."""
-    found = []
     programs = noted(Program, 'capture', of=lambda program: program)
-    for kind in (GraphUpdater, StandardUpdater):
-        sgd = optimizers.SGD(0.1)
-        updater = make_updater(kind, HOST, Model(is_read), same_molecules(), sgd)
-        run(updater, 4)
-        found.append(parameters(updater)['/W'])
-    assert relative_error(*found) < 1e-5
+    assert_same_steps(lambda: Model(is_read), 0.1)
     (program,) = programs
     assert program.work._defers_sums != is_read
     if not is_read:
@@ -209,14 +212,7 @@ class LowRank(chainer.Chain):
 
 
 def test_a_gradient_that_others_read_is_not_deferred(launches):
-    found = []
-    for kind in (GraphUpdater, StandardUpdater):
-        sgd = optimizers.SGD(0.1)
-        updater = make_updater(kind, HOST, LowRank(), same_molecules(), sgd)
-        run(updater, 4)
-        found.append(parameters(updater))
-    for path, expected in found[1].items():
-        assert relative_error(found[0][path], expected) < 1e-5
+    assert_same_steps(LowRank, 0.1)
 
 
 class Shared(chainer.Chain):
@@ -244,16 +240,16 @@ class Shared(chainer.Chain):
 
 @pytest.mark.parametrize('kind', [chainer.Parameter, chainer.Variable])
 def test_a_gradient_that_two_variables_share_is_not_deferred(launches, noted, kind):
-    found = []
+    models = []
     programs = noted(Program, 'capture', of=lambda program: program)
-    for updater_kind in (GraphUpdater, StandardUpdater):
-        sgd = optimizers.SGD(0.1)
-        model = Shared(kind)
-        updater = make_updater(updater_kind, HOST, model, same_molecules(), sgd)
-        run(updater, 4)
-        found.append({**parameters(updater), 'gradient of D': model.D.grad})
-    for path, expected in found[1].items():
-        assert relative_error(found[0][path], expected) < 1e-5, path
+
+    def make_model():
+        models.append(Shared(kind))
+        return models[-1]
+
+    assert_same_steps(make_model, 0.1)
+    eager, captured = models
+    assert relative_error(captured.D.grad, eager.D.grad) < 1e-5
     (program,) = programs
     assert program.work._defers_sums is False
 
@@ -298,16 +294,8 @@ class Selected(Shared):
 
 @pytest.mark.parametrize('model', [Settled, Forgotten, Selected])
 def test_a_gradient_that_a_node_is_given_is_not_deferred(launches, noted, model):
-    found = []
     programs = noted(Program, 'capture', of=lambda program: program)
-    for kind in (GraphUpdater, StandardUpdater):
-        updater = make_updater(
-            kind, HOST, model(chainer.Parameter), same_molecules(), optimizers.SGD(0.05)
-        )
-        run(updater, 4)
-        found.append(parameters(updater))
-    for path, expected in found[1].items():
-        assert relative_error(found[0][path], expected) < 1e-5, path
+    assert_same_steps(lambda: model(chainer.Parameter), 0.05)
     (program,) = programs
     assert program.work._defers_sums is False
 
@@ -322,13 +310,9 @@ class Preset(Model):
 
 
 def test_a_gradient_that_the_loss_has_is_kept_by_the_trial(launches, noted):
-    found = []
     programs = noted(Program, 'capture', of=lambda program: program)
-    for kind in (GraphUpdater, StandardUpdater):
-        updater = make_updater(kind, HOST, Preset(False), same_molecules(), optimizers.SGD(0.01))
-        run(updater, 4)
-        found.append(parameters(updater)['/W'])
-    assert relative_error(*found) < 1e-5 and len(programs) == 1
+    assert_same_steps(lambda: Preset(False), 0.01)
+    assert len(programs) == 1
 
 
 class Thawing(Model):
@@ -347,22 +331,19 @@ class Thawing(Model):
 
 @pytest.mark.parametrize('change', ['enabled', 'rate'])
 def test_a_loss_that_changes_the_optimizer(launches, change):
-    found = []
-    for kind in (GraphUpdater, StandardUpdater):
-        model = Thawing(False)
-        updater = make_updater(kind, HOST, model, same_molecules(), optimizers.SGD(0.1))
+    def make(kind):
+        updater = make_updater(kind, HOST, Thawing(False), same_molecules(), optimizers.SGD(0.1))
         if change == 'enabled':
             updater.get_optimizer('main').target.W.update_rule.enabled = False
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter('always')
-            run(updater, 4)
-            model.change = change
-            run(updater, 4)
-        found.append(parameters(updater)['/W'])
-        if kind is GraphUpdater:
-            texts = [str(warning.message) for warning in told]
-            assert any('the loss changes numbers of the optimizer' in text for text in texts)
-    assert relative_error(*found) < 1e-5
+        return updater
+
+    def let_the_loss_change(updater):
+        if updater.iteration == 4:
+            updater.get_optimizer('main').target.change = change
+
+    with host_graphs.eager_causes() as causes:
+        assert_same_training(make, 8, let_the_loss_change)
+    assert any('the loss changes numbers of the optimizer' in cause for cause in causes)
 
 
 def test_a_parameter_without_a_rule_that_is_replaced(launches, monkeypatch):

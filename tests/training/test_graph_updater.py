@@ -391,6 +391,26 @@ def test_a_seed_is_not_drawn():
     assert len(seeds) == 1 and numpy.random.rand() == after
 
 
+@pytest.mark.parametrize(
+    'seed, error, message',
+    [
+        (-1, ValueError, r'^seed: expected at least 0 and below 2\*\*63, got -1$'),
+        (
+            2**63,
+            ValueError,
+            r'^seed: expected at least 0 and below 2\*\*63, got 9223372036854775808$',
+        ),
+        (1.5, TypeError, r'^seed: expected an integer or None, got 1\.5$'),
+    ],
+)
+def test_a_seed_that_cannot_be_assigned(seed, error, message):
+    """A step with dropout would fail by it, or the next snapshot."""
+    updater = make_updater(GraphUpdater, HOST)
+    with pytest.raises(error, match=message):
+        updater.seed = seed
+    assert updater.seed == 7
+
+
 def test_a_new_seed_draws_other_numbers(device, graphs):
     """Captured steps draw by the seed of their capture, so they are not replayed with another."""
     results = []

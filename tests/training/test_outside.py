@@ -38,6 +38,12 @@ def imports_os(path):
     os.rename(path, path)
 
 
+def imports_two_names_from_os(name):
+    from os import path, remove
+
+    remove(path.join('a', name))
+
+
 def of_a_name_from_os(path):
     remove(path)
 
@@ -63,6 +69,7 @@ NAMES = {
     of_os: 'replace',
     of_os_in_a_loop: 'remove',
     imports_os: 'rename',
+    imports_two_names_from_os: 'remove',
     of_a_name_from_os: 'remove',
     of_subprocess: 'subprocess',
     of_a_name_from_subprocess: 'run',

@@ -91,6 +91,20 @@ def test_programs_that_are_captured_and_never_replayed():
     assert link.number == MAX_NEW
 
 
+def test_programs_that_are_never_kept():
+    """As if each step made a parameter that the one before it lacked."""
+    programs = Programs('step')
+    link = chainer.Link()
+    guards = Guards(link, link)
+    message = (
+        '^no step can be replayed, because the attribute number of Link changes with every one$'
+    )
+    with pytest.raises(CannotCapture, match=message):
+        for link.number in range(1000):
+            assert programs.find(('form', guards.key())) is None
+    assert link.number == MAX_NEW
+
+
 def test_layouts_have_sizes_of_their_own():
     """Packed batches that come after a padded one do not get as many rows."""
     data_set = to_sparse(molecules(400))

@@ -52,9 +52,14 @@ LATE: int  # assigned by a loss or by a test
 breakpoint: int  # assigned later, like LATE; the name is that of a builtin
 
 
+def named_values(reach):
+    """Return (words, value) for the lengths of containers and all watched values."""
+    return [*reach.lengths(), *zip(reach.texts(), reach.values(), strict=True)]
+
+
 def moment(reach):
     """Return counts of watched objects by text and id, states of generators, and all objects."""
-    named = reach.named()
+    named = named_values(reach)
     identities = collections.Counter((text, id(value)) for text, value in named)
     return identities, reach.states(), named  # the ids stay valid as long as the objects are kept
 
@@ -696,6 +701,25 @@ def by_new_attribute_of_a_librarys_class():
     return loss, lambda: hasattr(Regressor, 'is_of_a_test')
 
 
+def by_text_for_a_librarys_class():
+    Regressor.of_a_text = 0
+
+    def loss():
+        setattr(Regressor, 'of_a_text', Regressor.of_a_text + 1)  # NOQA: B010
+
+    return loss, lambda: Regressor.of_a_text
+
+
+def by_class_of_a_librarys_link():
+    link = links.Linear(2, 2)
+    links.Linear.n_of_an_object = 0
+
+    def loss():
+        type(link).n_of_an_object += 1
+
+    return loss, lambda: links.Linear.n_of_an_object
+
+
 class Penalty:
     n = 0
 
@@ -891,6 +915,8 @@ COUNTERS = {
     by_dict_of_an_object: '__dict__ of an object of class Cfg',
     by_attribute_of_a_librarys_class: 'n_of_a_test of class Regressor',
     by_new_attribute_of_a_librarys_class: 'is_of_a_test of class Regressor',
+    by_text_for_a_librarys_class: 'of_a_text of class Regressor',
+    by_class_of_a_librarys_link: 'n_of_an_object of class Linear',
     by_class_found_by_its_base: 'n of class Square',
     by_method_whose_name_is_made: 'STEP of module ' + HERE,
     by_attribute_of_a_parameter: 'the attribute n of the attribute W of Linear',
@@ -2440,7 +2466,7 @@ def test_no_code_of_a_user_runs_to_look():
 
 def test_two_looks_at_the_same_objects_are_equal():
     model = Many()
-    assert Reach(model).named() == Reach(model).named()
+    assert named_values(Reach(model)) == named_values(Reach(model))
 
 
 def test_an_updater_that_a_loss_runs_cannot_be_put_back():

@@ -20,7 +20,7 @@ ACTIVATIONS = (functions.identity, functions.tanh)
 class GatedLinear(FusedNode):
     """Node of :func:`gated_linear`.
 
-    Inputs are the column blocks of x, then W_gate, W_value and, if there are biases, b_gate,
+    Inputs are h and, if `n_parts` is 2, h0, then W_gate, W_value and, if there are biases, b_gate,
     b_value.
     """
 
@@ -33,9 +33,7 @@ class GatedLinear(FusedNode):
         dtype = inputs[0].dtype
         parts = inputs[: self._n_parts]
         parameters = inputs[self._n_parts :]
-        whole = None
-        if self._n_parts <= 2:
-            whole = gated_step_forward(*self._operands(inputs), is_tanh=self._is_tanh)
+        whole = gated_step_forward(*self._operands(inputs), is_tanh=self._is_tanh)
         self._is_whole = whole is not None
         if self._is_whole:
             y, self._saved = whole
@@ -169,23 +167,26 @@ def _gated_gradient(gy, both_or_gate, value=None, *, is_tanh):
     return g
 
 
-def gated_linear(parts, gate, value, activation=functions.identity):
+def gated_linear(h, h0, gate, value, activation=functions.identity):
     """Compute ``y[i] = sigmoid(W_g x[i] + b_g) * activation(W_v x[i] + b_v)`` in one node.
 
-    `parts` are the column blocks of x. `gate` and `value` are pairs of W (n_out, n_in) and b, which
-    may be None in both. Both maps are one GEMM; on a GPU everything is one kernel, unless the
-    weights do not fit or cuBLAS is faster.
+    x[i] is h[i], followed by h0[i] unless h0 is None. `gate` and `value` are pairs of W (n_out,
+    n_in) and b, which may be None in both. Both maps are one GEMM; on a GPU everything is one
+    kernel, unless the weights do not fit or cuBLAS is faster.
     """
     if activation not in ACTIVATIONS:
         text = 'activation: expected chainer.functions.identity or tanh, got %r'
         raise ValueError(text % (activation,))
     if (gate[1] is None) != (value[1] is None):
         raise ValueError('gate, value: expected a bias in both or in none')
-    for i, part in enumerate(parts):
-        check.floating('parts[%d]' % i, part)
-        if part.shape[:1] != parts[0].shape[:1]:
-            text = 'parts[%d]: expected a row for each row of parts[0], got shapes %s and %s'
-            raise ValueError(text % (i, part.shape, parts[0].shape))
+    check.floating('h', h)
+    parts = [h]
+    if h0 is not None:
+        check.floating('h0', h0)
+        if h0.shape[:1] != h.shape[:1]:
+            text = 'h0: expected a row for each row of h, got shapes %s and %s'
+            raise ValueError(text % (h0.shape, h.shape))
+        parts.append(h0)
     n_out = len(gate[0])
     n_in = sum([part.shape[1] for part in parts])
     expected = {
@@ -194,7 +195,7 @@ def gated_linear(parts, gate, value, activation=functions.identity):
         'value[0]': (value[0], (n_out, n_in)),
         'value[1]': (value[1], (n_out,)),
     }
-    check.shapes('parts of %d columns in all' % n_in, expected)
+    check.shapes('h and h0 of %d columns in all' % n_in, expected)
     inputs = [*parts, gate[0], value[0]]
     if gate[1] is not None:
         inputs += [gate[1], value[1]]

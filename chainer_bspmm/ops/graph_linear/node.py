@@ -10,7 +10,7 @@ from chainer.types import NdArray
 from chainer_bspmm.cuda import launch, step
 from chainer_bspmm.cuda.gemm import step_for
 from chainer_bspmm.ops.bspmm import bspmm
-from chainer_bspmm.ops.dropout import dropout, dropout_forward, dropout_relu, step_draw
+from chainer_bspmm.ops.dropout import dropout, dropout_relu, step_draw
 from chainer_bspmm.ops.elementwise import ACTIVATIONS, by_relation
 from chainer_bspmm.ops.graph_linear import products
 from chainer_bspmm.ops.graph_linear.launches import layer_backward, layer_forward, layer_of
@@ -30,7 +30,6 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         self._activation = ACTIVATIONS[activation]
         self._ratio = dropout_ratio
         self._loop = loop
-        self._mask = None  # the mask of dropout, if that is an array
 
     def _split(self, inputs):
         """Return x and the parameters in x's dtype; with mixed precision they have another."""
@@ -57,11 +56,8 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
             y, self._sums = products.forward(
                 adj, x, parameters, self._loop, activation=activation, **end
             )
-        if ratio and not is_drawn:
-            if self._activation == 'relu':
-                dropout_relu(y, ratio)
-            else:
-                self._mask, y = dropout_forward(y, ratio, *step_draw())
+        if ratio and not is_drawn:  # only a rectifier has dropout outside of a step
+            dropout_relu(y, ratio)
         self._y = y
         return y
 
@@ -69,9 +65,6 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         x, parameters = self._split(inputs)
         names = 'x', *self._names
         needed = {names[i] for i in indexes}
-        ratio = self._ratio
-        if self._mask is not None:
-            gy, ratio = gy * self._mask, 0.0
         if self._layer is not None:
             rows = None if self._adj is None else transposed_rows(self._adj)
             gradients = layer_backward(
@@ -81,7 +74,7 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
                 self._y,
                 gy,
                 parameters=parameters,
-                dropout_ratio=ratio,
+                dropout_ratio=self._ratio,
                 has_features='x' in needed,
                 more=self._more,
             )
@@ -96,7 +89,7 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
                 sums=self._sums,
                 activation=self._activation,
                 y=self._y,
-                dropout_ratio=ratio,
+                dropout_ratio=self._ratio,
                 more=self._more,
             )
         return {i: gradients[names[i]] for i in indexes}
@@ -123,8 +116,6 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
 
     def _factors(self):
         """Return the factors by which activation and dropout multiply the gradient."""
-        if self._mask is not None:
-            return self._mask
         y = self._y
         if self._activation == 'relu':
             is_kept = y > 0

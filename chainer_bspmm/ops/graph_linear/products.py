@@ -62,7 +62,7 @@ def forward(adj, x, parameters, loop=False, activation='identity', dropout_ratio
     """
     if 'W' in parameters and _is_on_host(x):
         y = graph_linear_on_host(adj, x, **parameters, loop=loop).astype(x.dtype, copy=False)
-        activate(numpy, activation, y)
+        activate(activation, y)
         return y, None
     end = parameters.get('b_self'), activation, dropout_ratio, draw
     y = dot(x, parameters['W_self'].T) if 'W_self' in parameters else None
