@@ -35,7 +35,7 @@ def resize_images_reads_float(module):
 
 @repairs('chainer.distributions.categorical')
 def categorical_reads_lists_of_a_mesh(module):
-    """chainer/distributions/categorical.py: adds a list to meshgrid's result (a tuple in NumPy 2)."""
+    """chainer/distributions/categorical.py: adds a list to a mesh (a tuple in NumPy 2)."""
 
     def meshgrid(*axes, **kwds):
         return list(numpy.meshgrid(*axes, **kwds))

@@ -1,6 +1,7 @@
 """`check_rows`: check that a loss does not take the rows of a sparse batch for molecules."""
 
 import contextlib
+import copy
 import functools
 import gc
 import random
@@ -352,8 +353,10 @@ def _with_spare_rows(value, row_counts, is_filled):
         items = [_with_spare_rows(each, row_counts, is_filled) for each in value]
         return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
     if isinstance(value, dict):
-        pairs = value.items()
-        return {name: _with_spare_rows(each, row_counts, is_filled) for name, each in pairs}
+        changed = copy.copy(value)  # it may have attributes
+        for name, each in value.items():
+            changed[name] = _with_spare_rows(each, row_counts, is_filled)
+        return changed
     return value
 
 

@@ -16,6 +16,8 @@ import types
 # exact.
 _OF_ROWS = {'n_rows', 'n_cols', 'max_rows', 'max_cols'}  # 1 or more, in a batch and in a buffer
 _SIZES = {*_OF_ROWS, 'nnz', 'max_nnz', 'longest'}
+_OF_ENTRIES = {'indices', 'data'}  # arrays with an element for each entry, of which there may be 0
+_OF_MATRIX = {*_OF_ENTRIES, 'indptr', 'row_weights'}  # the arrays of a `BatchedCSR`
 _CHOICES = {'min', 'max'}  # builtins that compare their arguments
 _OF_NUMBERS = {*_CHOICES, 'abs', 'float', 'int', 'round'}  # builtins that calculate with them
 
@@ -25,10 +27,10 @@ def branch_on_size(code: types.CodeType, takes_batch: bool) -> str | None:
     """Return the text of a comparison of a batch's size with anything but another size, or None.
 
     Sizes are attributes such as ``n_rows``, except those of ``self``; if the code `takes_batch`,
-    also the length, the size and the first dimension of its first two arguments; numbers that are
-    calculated from them, and variables to which they are assigned. Whether there are rows at all is
-    no such comparison: a batch has some, and so has a buffer. Sizes are not followed into other
-    functions, and code without a source is not seen.
+    also the length, the size and the first dimension of its first two arguments and of the arrays
+    of an adjacency matrix; numbers that are calculated from them, and variables to which they are
+    assigned. Whether there are rows at all is no such comparison: a batch has some, and so has a
+    buffer. Sizes are not followed into other functions, and code without a source is not seen.
     """
     for node in _functions(''.join(linecache.getlines(code.co_filename))):
         if _first_line(node) == code.co_firstlineno and _name(node) == code.co_name:
@@ -103,9 +105,12 @@ class _Comparisons:
                 return False  # the user's own number, or a size that was stored, which guards watch
             return node.attr in _SIZES or node.attr == 'size' and self._is_argument(node.value)
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
-            is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
-            is_shape = node.value.attr == 'shape' and self._is_argument(node.value.value)
-            return is_first and is_shape
+            of = node.value.value
+            if node.value.attr != 'shape' or not isinstance(node.slice, ast.Constant):
+                return False
+            # The second dimension of an adjacency matrix is a size, that of features is not.
+            sizes = (0, 1) if _is_adjacency(of) else (0,)
+            return node.slice.value in sizes and self._is_argument(of)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             name = node.func.id
             if name == 'len':
@@ -121,15 +126,25 @@ class _Comparisons:
         """Return whether an expression is a number of rows, and not calculated from one."""
         is_bare = isinstance(node, (ast.Call, ast.Subscript))
         is_bare = is_bare or isinstance(node, ast.Attribute) and node.attr in _OF_ROWS
-        return is_bare and self._is_size(node)
+        return is_bare and self._is_size(node) and not any(map(_are_entries, ast.walk(node)))
 
     def _is_argument(self, node):
-        if isinstance(node, ast.Attribute) and node.attr in ('array', 'data'):
+        if isinstance(node, ast.Attribute) and node.attr in ('array', *_OF_MATRIX):
             return self._is_argument(node.value)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             is_other = isinstance(node.value, ast.Name) and node.value.id == self._others
             return is_other and node.slice.value in range(self._n_others)
         return isinstance(node, ast.Name) and node.id in self._arguments
+
+
+def _is_adjacency(node):
+    """Return whether an expression is a variable that is named as an adjacency matrix is."""
+    return isinstance(node, ast.Name) and 'adj' in node.id
+
+
+def _are_entries(node):
+    is_of_matrix = isinstance(node, ast.Attribute) and _is_adjacency(node.value)
+    return is_of_matrix and node.attr in _OF_ENTRIES
 
 
 def _is_zero(node):

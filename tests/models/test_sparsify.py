@@ -310,7 +310,7 @@ def gin_with_an_update_of_ones_own():
     [
         (
             lambda: GraphConvPredictor(SchNet(4)),
-            r'graph_conv: .*SchNet has no adjacency matrix: .*\. A graph network .* swapped alone: .*',
+            r'graph_conv: .*SchNet has no adjacency matrix: .*\. A graph network .* alone: .*',
         ),
         (
             lambda: chainer.ChainList(dense.MPNN(4)),

@@ -775,6 +775,22 @@ def test_a_loss_function_and_a_loop_by_hand():
     assert caught_by(lambda: optimizer.update(loss, *batch))
 
 
+def test_a_batch_in_a_dict_with_attributes():
+    class Named(dict):
+        __getattr__ = dict.__getitem__
+
+    model = made_predictor()
+    inputs = Named(zip(('atoms', 'adj', 't'), chainer_bspmm.concat_mols(EXAMPLES)))
+
+    def loss(batch, n_rows):
+        return F.sum(model(batch.atoms, batch.adj)) / n_rows(batch)
+
+    for n_rows, n_warnings in ((lambda batch: len(batch.t), 0), (lambda batch: len(batch.atoms), 1)):
+        optimizer = optimizers.Adam().setup(model)
+        texts = caught_by(functools.partial(optimizer.update, loss, inputs, n_rows))
+        assert ['takes rows' in text for text in texts] == [True] * n_warnings
+
+
 def test_padded_batches_need_no_run():
     model = Own(lambda self, y, x, adj, t: F.sum(y) / len(x))
     optimizer = optimizers.Adam().setup(model)

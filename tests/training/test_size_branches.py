@@ -88,6 +88,15 @@ def of_an_unpacked_shape(atoms, adj):
     return n < 36
 
 
+def of_the_unpacked_columns(atoms, adj):
+    _, m = adj.shape
+    return m < 36
+
+
+def of_any_entries(atoms, adj):
+    return None if len(adj.data) == 0 else adj
+
+
 def of_another_name(atoms, adj):
     x = atoms.array
     return len(x) < 36
@@ -137,6 +146,11 @@ def of_entries(atoms, adj):
         (of_an_added_variable, 'n < 36'),
         (of_unpacked_variables, 'n < least'),
         (of_an_unpacked_shape, 'n < 36'),
+        (of_the_unpacked_columns, 'm < 36'),
+        (lambda atoms, adj: adj.shape[1] < 36, 'adj.shape[1] < 36'),
+        (lambda atoms, adj: len(adj.indices) < 36, 'len(adj.indices) < 36'),
+        (lambda atoms, adj: adj.row_weights.size < 36, 'adj.row_weights.size < 36'),
+        (of_any_entries, 'len(adj.data) == 0'),
         (of_another_name, 'len(x) < 36'),
         (of_all_arguments, 'len(inputs[0]) < 36'),
         (of_unpacked_arguments, 'len(atoms) < 36 < len(t)'),
@@ -155,6 +169,14 @@ def of_two_sizes(atoms, adj):
 
 def of_channels(h, adj):
     return h.shape[1] == 8
+
+
+def of_classes(y, t):
+    return t.shape[1] == 12
+
+
+def of_any_features(h, adj):
+    return len(h.data) == 0
 
 
 def of_the_number_of_molecules(h, adj):
@@ -201,6 +223,8 @@ def of_a_number_of_the_users(self, h, adj):
     [
         of_two_sizes,
         of_channels,
+        of_classes,
+        of_any_features,
         of_the_number_of_molecules,
         of_something_else,
         in_a_shape,
