@@ -1,17 +1,16 @@
 // Dropout, and the random numbers of a training step:
 //
 //     mask[i] = scale where element i is kept, else 0
-//     y[i] = x[i] mask[i], or max(0, x[i]) mask[i]
+//     y[i] = x[i] mask[i]
 //
 // Which elements are kept depends only on the seed, the step, the layer and the place (random.cuh), not
 // on the number of elements or on how the kernel is launched. The step is read from device memory, so a
 // captured launch draws new numbers whenever it changes.
 //
 // x, mask, y (n) with n = 4 last + n_last, n_last from 1 to 4, VECTOR a divisor of both 4 and n;
-// counter (1) uint64. y may be x. No atomics.
+// counter (1) uint64. No atomics.
 //
-// -DKIND=MASK: writes mask. KIND=DROPOUT: writes mask and y. KIND=RELU: writes y, rectified. Pointers
-// that a kind does not use are null. NaN times 0 is NaN in y.
+// -DKIND=MASK: writes mask; x and y are null. KIND=DROPOUT: writes mask and y. NaN times 0 is NaN in y.
 //
 // Launch: block and grid of one dimension, more than `last` threads; a thread owns four elements.
 #include "common.cuh"
@@ -19,7 +18,6 @@
 
 #define MASK 0
 #define DROPOUT 1
-#define RELU 2
 
 static_assert(VECTOR <= 4, "a thread draws four words");
 
@@ -39,18 +37,14 @@ extern "C" __global__ void dropout(
         if (begin >= n_elements) return;
         const unsigned long long place = (quad * 4ull + begin) / VECTOR;
         Vector factors, result;
-        if constexpr (KIND != MASK) result = x[place];
+        if constexpr (KIND == DROPOUT) result = x[place];
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
             const Real factor = drawn.word[begin + e] >= threshold ? scale : Real(0);
             narrow(factors.element[e], factor);
-            if constexpr (KIND != MASK) {
-                Real value = widen(result.element[e]);
-                if (KIND == RELU && value <= 0) value = 0;  // NaN stays
-                narrow(result.element[e], value * factor);
-            }
+            if constexpr (KIND == DROPOUT) narrow(result.element[e], widen(result.element[e]) * factor);
         }
-        if constexpr (KIND != RELU) mask[place] = factors;
-        if constexpr (KIND != MASK) y[place] = result;
+        mask[place] = factors;
+        if constexpr (KIND == DROPOUT) y[place] = result;
     }
 }

@@ -25,14 +25,13 @@ def dropout_launch(size, width) -> plans.Launch:
     )
 
 
-def _drop(kind, ratio, seed, stream, counter, *, x=None, mask=None, y=None):
-    """Launch kernels/dropout.cu on the arrays that `kind` uses."""
-    like = mask if x is None else x
-    if not like.size:
+def _drop(kind, x, mask, y, ratio, seed, stream, counter):
+    """Launch kernels/dropout.cu; x and y are None for the kind MASK."""
+    if not mask.size:
         return
-    plan = dropout_launch(like.size, launch.vector_width(like.size, like, x, mask, y))
-    numbers = draw_arguments(seed, stream, ratio, like.dtype)
-    launch.run('dropout', like, plan, x, mask, y, counter, numbers=numbers, KIND=kind)
+    plan = dropout_launch(mask.size, launch.vector_width(mask.size, mask, x, y))
+    numbers = draw_arguments(seed, stream, ratio, mask.dtype)
+    launch.run('dropout', mask, plan, x, mask, y, counter, numbers=numbers, KIND=kind)
 
 
 def _least_kept(ratio, bits=32):
@@ -96,22 +95,8 @@ def dropout_forward(x, ratio, seed, stream, counter):
     with launch.device_of(x):
         x = launch.contiguous(x)
         mask, y = cuda.cupy.empty(x.shape, x.dtype), cuda.cupy.empty(x.shape, x.dtype)
-        _drop('DROPOUT', ratio, seed, stream, counter, x=x, mask=mask, y=y)
+        _drop('DROPOUT', x, mask, y, ratio, seed, stream, counter)
     return mask, y
-
-
-def relu_dropout_forward(x, ratio, seed, stream, counter):
-    """Compute ``max(0, x) * mask`` in place, as :func:`dropout_forward`. NaN stays NaN."""
-    _check_size(x.size)
-    if not launch.on_gpu(x):
-        numpy.maximum(x, 0, out=x)
-        x *= dropout_mask_forward(x.size, x.dtype, ratio, seed, stream, counter).reshape(x.shape)
-        return
-    with launch.device_of(x):
-        y = launch.contiguous(x)
-        _drop('RELU', ratio, seed, stream, counter, x=y, y=y)
-        if y is not x:
-            x[...] = y
 
 
 def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
@@ -122,7 +107,7 @@ def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
         return is_kept * dtype.type(1 / (1 - ratio))
     with launch.device_of(counter):
         mask = cuda.cupy.empty(size, dtype)
-        _drop('MASK', ratio, seed, stream, counter, mask=mask)
+        _drop('MASK', None, mask, None, ratio, seed, stream, counter)
     return mask
 
 
@@ -150,16 +135,15 @@ def dropout(x, ratio):
 
 
 def dropout_relu(y, ratio):
-    """Rectify an array in place, and drop each of its elements with probability ratio."""
-    step = current()
-    if step is not None:
-        relu_dropout_forward(y, ratio, *step_draw())
-        return
-    scale = y.dtype.type(1 / (1 - ratio))
+    """Rectify an array in place, and drop each of its elements with probability ratio.
+
+    In a step on a GPU the launch of the layer does that.
+    """
     if isinstance(y, numpy.ndarray):
         numpy.maximum(y, 0, out=y)
-        y *= draw_kept(y.shape, ratio) * scale
+        y *= dropout_mask(y, y.size, ratio).reshape(y.shape)
     else:
+        scale = y.dtype.type(1 / (1 - ratio))
         drawn = cuda.cupy.random.rand(*y.shape, dtype=numpy.float32)
         cuda.elementwise(
             'T x, R drawn, T scale, T ratio',

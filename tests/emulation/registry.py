@@ -201,11 +201,7 @@ KERNELS = {
         widest=1,
     ),
     'bspmm_st_global': Kernel((use.st_global, use.st_global_wide), ST, STORAGE[2:], widest=1),
-    'dropout': Kernel(
-        (use.dropped,),
-        table(('KIND',), ('DROPOUT',), ('RELU',), ('RELU',), ('DROPOUT',), ('MASK',), ('DROPOUT',)),
-        widest=4,
-    ),
+    'dropout': Kernel((use.dropped,), table(('KIND',), *[('DROPOUT',), ('MASK',)] * 3), widest=4),
     'graph_linear': Kernel(
         (
             use.layer_of_relations,

@@ -12,7 +12,7 @@ from chainer.functions.noise.dropout import Dropout
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda.step import current, Step, under_way
 from chainer_bspmm.ops.dropout import draw_kept, dropout_forward, dropout_mask_forward
-from chainer_bspmm.ops.dropout import dropout_relu, relu_dropout_forward, step_dropout
+from chainer_bspmm.ops.dropout import dropout_relu, step_dropout
 from chainer_bspmm.ops.relation_attention import relation_attention
 from tests.emulation.kernel_cases import integers, TERM
 from tests.support import assert_exact, device_of, DTYPES, features, random_matrix, reference
@@ -156,25 +156,6 @@ def test_dropout(place, dtype, shape, draw):
     numpy.testing.assert_array_equal(y, x * expected)
 
 
-@pytest.mark.parametrize('shape', [(37, 12), (1, 1), (3, 2), (1, 7)], ids=str)
-@pytest.mark.parametrize('dtype', 'efd')
-def test_rectified_in_place(place, dtype, shape):
-    x = integers(shape, dtype, TERM)
-    x[0, 0] = numpy.nan
-    given, result = run(relu_dropout_forward, place, x, 0.5, DRAWS[1])
-    assert result is None
-    numpy.testing.assert_array_equal(given, numpy.maximum(x, 0) * mask_of(x, 0.5, DRAWS[1]))
-
-
-def test_rectified_in_place_where_rows_lie_apart(place):
-    x = integers((6, 8), 'f')
-    given = place.put(x)
-    relu_dropout_forward(given[:, ::2], 0.5, 1, 2, place.put(numpy.array([3], numpy.uint64)))
-    part = numpy.ascontiguousarray(x[:, ::2])
-    x[:, ::2] = numpy.maximum(part, 0) * mask_of(part, 0.5, (1, 2, 3))
-    numpy.testing.assert_array_equal(cuda.to_cpu(given), x)
-
-
 @pytest.mark.parametrize('size', [1, 4, 6, 131])
 @pytest.mark.parametrize('dtype', 'efd')
 def test_mask_alone(place, dtype, size):
@@ -189,8 +170,8 @@ def test_mask_alone(place, dtype, size):
 )
 def test_vectors_as_wide_as_the_address_allows(gpu, dtype, shift, width):
     x = integers((9, 16), dtype)
-    run(relu_dropout_forward, gpu, x, 0.3, DRAWS[2], shift)
-    assert gpu.launched == [{'VECTOR': width, 'KIND': 'RELU'}]
+    run(dropout_forward, gpu, x, 0.3, DRAWS[2], shift)
+    assert gpu.launched == [{'VECTOR': width, 'KIND': 'DROPOUT'}]
 
 
 @pytest.mark.parametrize('element', range(4))
@@ -363,15 +344,11 @@ def test_replayed_graph_draws_by_the_step():
     cupy = cuda.cupy
     step = step_on(cupy)
     x = features(numpy.random.RandomState(0), cupy, 200, 6, 'float32')
-    y = cupy.empty_like(x)
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def run():
         with under_way(step):
-            (dropped,) = StepDropout(0.5).apply((x,))
-            y[...] = x
-            relu_dropout_forward(y, 0.5, step.seed, step.next_stream(), step.counter)
-        return dropped.array
+            return [StepDropout(0.5).apply((x,))[0].array for _ in range(2)]
 
     cupy.cuda.Stream.null.synchronize()
     pool = cupy.cuda.MemoryPool()
@@ -383,11 +360,8 @@ def test_replayed_graph_draws_by_the_step():
         for number in (0, 1, 2**40):
             step.counter.fill(number)
             graph.launch()
-            for actual, expected, layer in (
-                (dropped, cuda.to_cpu(x), 0),
-                (y, numpy.maximum(cuda.to_cpu(x), 0), 1),
-            ):
+            for layer, y in enumerate(dropped):
                 numpy.testing.assert_array_equal(
-                    cuda.to_cpu(actual),  # waits for `stream`, which is current
-                    expected * factors(x.shape, 0.5, layer, 'f', number=number),
+                    cuda.to_cpu(y),  # waits for `stream`, which is current
+                    cuda.to_cpu(x) * factors(x.shape, 0.5, layer, 'f', number=number),
                 )

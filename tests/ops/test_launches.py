@@ -5,7 +5,7 @@ import pytest
 
 from chainer_bspmm import BatchedCOO, BatchedSELL
 from chainer_bspmm.ops.bspmm import bsddmm_forward, bspmm_forward
-from chainer_bspmm.ops.dropout import dropout_forward, relu_dropout_forward
+from chainer_bspmm.ops.dropout import dropout_forward
 from chainer_bspmm.ops.layer_norm import layer_norm_forward
 from chainer_bspmm.ops.linear_softmax import row_softmax_backward, row_softmax_forward
 from chainer_bspmm.ops.segment_softmax import segment_softmax_backward, segment_softmax_forward
@@ -41,7 +41,6 @@ OPERATIONS = {
     'row_softmax': (lambda a: row_softmax_forward(a[None]), 1, 0),
     'row_softmax_grad': (lambda a, g: row_softmax_backward(a[None], g), 2, 1),
     'dropout': (lambda x: dropout_forward(x, 0.5, 1, 2, COUNTER), 1, 2),
-    'relu_dropout': (lambda x: relu_dropout_forward(x, 0.5, 1, 2, COUNTER), 1, 0),
 }
 
 

@@ -785,7 +785,10 @@ def test_a_batch_in_a_dict_with_attributes():
     def loss(batch, n_rows):
         return F.sum(model(batch.atoms, batch.adj)) / n_rows(batch)
 
-    for n_rows, n_warnings in ((lambda batch: len(batch.t), 0), (lambda batch: len(batch.atoms), 1)):
+    for n_rows, n_warnings in (
+        (lambda batch: len(batch.t), 0),
+        (lambda batch: len(batch.atoms), 1),
+    ):
         optimizer = optimizers.Adam().setup(model)
         texts = caught_by(functools.partial(optimizer.update, loss, inputs, n_rows))
         assert ['takes rows' in text for text in texts] == [True] * n_warnings
