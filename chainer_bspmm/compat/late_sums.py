@@ -85,10 +85,9 @@ def summaries_add_in_float64(module):
 
     @functools.wraps(add)
     def add_in_float64(self, value, weight=1):
-        # A sum that is new, or from a snapshot, is a number of Python.
         is_of_numpy = isinstance(value, numpy.generic) or type(value) is numpy.ndarray
-        if type(self._x) is float and is_of_numpy and not value.ndim:
-            self._x, self._x2 = numpy.float64(self._x), numpy.float64(self._x2)
+        if is_of_numpy and not value.ndim and value.dtype.char in 'ef':
+            value = numpy.float64(value)
         add(self, value, weight)
 
     kind.add = add_in_float64

@@ -1,7 +1,6 @@
 """`check_rows`: check that a loss does not take the rows of a sparse batch for molecules."""
 
 import contextlib
-import copy
 import functools
 import gc
 import random
@@ -353,7 +352,10 @@ def _with_spare_rows(value, row_counts, is_filled):
         items = [_with_spare_rows(each, row_counts, is_filled) for each in value]
         return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
     if isinstance(value, dict):
-        changed = copy.copy(value)  # it may have attributes
+        # Without copy.copy, which fails if the class makes all attributes of items.
+        changed = type(value).__new__(type(value))
+        if type(value).__dictoffset__:  # it has attributes
+            vars(changed).update(vars(value))
         for name, each in value.items():
             changed[name] = _with_spare_rows(each, row_counts, is_filled)
         return changed

@@ -165,9 +165,8 @@ def test_sums_on_a_host_are_in_float64(as_reported):
         summary.add({'x': as_reported(value)})
     found = summary.make_statistics()
     exact = values.astype('d')
-    squares = (values * values).astype('d')  # Chainer squares a value in its own dtype
     assert found['x'] == pytest.approx(exact.mean(), rel=1e-14)
-    assert found['x.std'] == pytest.approx((squares.mean() - exact.mean() ** 2) ** 0.5, rel=1e-6)
+    assert found['x.std'] == pytest.approx(exact.std(), rel=1e-6)
     assert json.loads(json.dumps(summary.compute_mean())) == {'x': found['x']}
 
 
@@ -183,11 +182,4 @@ def test_a_sum_on_a_host_goes_on_in_float64(tmp_path):
 def test_arrays_are_summed_in_their_dtype():
     summary = chainer.reporter.Summary()
     summary.add(numpy.ones(2, 'f'))
-    assert summary.compute_mean().dtype == 'f'
-
-
-def test_a_sum_on_a_gpu_stays_in_its_dtype(fetches):
-    summary = chainer.reporter.Summary()
-    for value in values_of('f4', 3):
-        summary.add(value.view(_OnDevice))
-    assert summary.compute_mean().dtype == 'f'
+    assert summary._x.dtype == 'f'

@@ -781,9 +781,10 @@ def test_a_batch_in_a_dict_with_attributes():
 
     model = made_predictor()
     inputs = Named(zip(('atoms', 'adj', 't'), chainer_bspmm.concat_mols(EXAMPLES)))
+    vars(inputs)['scale'] = 3
 
     def loss(batch, n_rows):
-        return F.sum(model(batch.atoms, batch.adj)) / n_rows(batch)
+        return F.sum(model(batch.atoms, batch.adj)) * batch.scale / n_rows(batch)
 
     for n_rows, n_warnings in (
         (lambda batch: len(batch.t), 0),
