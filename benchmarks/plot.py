@@ -19,7 +19,7 @@ from benchmarks.harness import NAMES, ROOT, stored, TITLES  # NOQA: E402
 from benchmarks.products.figures import FIGURES, LOOP, TABLES, title  # NOQA: E402
 from benchmarks import bench_command  # NOQA: E402
 from benchmarks.tables import WIDTHS  # NOQA: E402
-from benchmarks.training import bench_two_lines, bench_widths, subjects  # NOQA: E402
+from benchmarks.training import bench_two_lines, bench_widths  # NOQA: E402
 from benchmarks.training import step_contenders as steps  # NOQA: E402
 
 FOLDER = ROOT / 'docs'
@@ -391,7 +391,7 @@ def widths(result):
     """Draw widths.png from a result of bench_widths: a step of 128 molecules, for two widths."""
     figure, axes = panels(1, len(WIDTHS), 2.9, sharex=True, sharey=True)
     measured = {method for units in WIDTHS for method in result['data'][units]}
-    methods = [method for method in subjects.FIVE if method in measured]
+    methods = [method for method in TITLES if method in measured]
     for units, panel in zip(WIDTHS, axes.flat):
         groups = {}
         for method in methods:

@@ -219,7 +219,7 @@ def _explain(error, adj):
         return
     if name == 'chainer.optimizer':  # the error is about the result of the loss
         return
-    if isinstance(error, InvalidType) and 'dtype' in error.expect:
+    if isinstance(error, InvalidType) and 'dtype' in error.expect:  # no layout changes a dtype
         return
     text = (
         'This batch is sparse: the atoms of %d molecules are %d rows, and adj is a BatchedCSR. '

@@ -25,12 +25,13 @@ def dropout_launch(size, width) -> plans.Launch:
     )
 
 
-def _drop(kind, x, mask, y, ratio, seed, stream, counter):
-    """Launch kernels/dropout.cu; x and y are None for the kind MASK."""
+def _drop(x, mask, y, ratio, seed, stream, counter):
+    """Launch kernels/dropout.cu, for the mask alone if x and y are None."""
     if not mask.size:
         return
     plan = dropout_launch(mask.size, launch.vector_width(mask.size, mask, x, y))
     numbers = draw_arguments(seed, stream, ratio, mask.dtype)
+    kind = 'MASK' if x is None else 'DROPOUT'
     launch.run('dropout', mask, plan, x, mask, y, counter, numbers=numbers, KIND=kind)
 
 
@@ -95,7 +96,7 @@ def dropout_forward(x, ratio, seed, stream, counter):
     with launch.device_of(x):
         x = launch.contiguous(x)
         mask, y = cuda.cupy.empty(x.shape, x.dtype), cuda.cupy.empty(x.shape, x.dtype)
-        _drop('DROPOUT', x, mask, y, ratio, seed, stream, counter)
+        _drop(x, mask, y, ratio, seed, stream, counter)
     return mask, y
 
 
@@ -107,7 +108,7 @@ def dropout_mask_forward(size, dtype, ratio, seed, stream, counter):
         return is_kept * dtype.type(1 / (1 - ratio))
     with launch.device_of(counter):
         mask = cuda.cupy.empty(size, dtype)
-        _drop('MASK', None, mask, None, ratio, seed, stream, counter)
+        _drop(None, mask, None, ratio, seed, stream, counter)
     return mask
 
 
