@@ -4,7 +4,8 @@
 five models, packed, from a `DeviceDataset`, beside upstream's dense steps and, for three of the
 models, JAX's. All are in FP32 and in TF32. The floor of a cell is the time of the step's matrix
 products alone, by cuBLAS. With ``--gpus 2`` two models are measured at the same time, each on a GPU
-and half of the processors. It writes ``benchmarks/results/<gpu or cpu>/widths.json``.
+and half of the processors. It writes ``benchmarks/results/<gpu or cpu>/widths.json``, or with
+``--data nci`` ``widths_nci.json``.
 """
 
 import contextlib
@@ -192,6 +193,11 @@ def bars(data):
     return found
 
 
+def result_name(data):
+    """Return the name of a result on a data set."""
+    return 'widths' if data == 'tox21' else 'widths_' + data
+
+
 def measure(subject, n_batch, peers, seconds, device):
     """Return the times of a cell and its products; `peers`: name -> function that makes a peer."""
     makers = {**contenders(subject, n_batch, device), **peers}
@@ -222,7 +228,8 @@ def run(args, device):
         },
         'description': description,
     }
-    result = harness.resumed('widths', head, args.out)
+    name = result_name(args.data)
+    result = harness.resumed(name, head, args.out)
     data = result.setdefault('data', {})
     result['not_run'] = []
     sets = {}
@@ -256,7 +263,7 @@ def run(args, device):
             title = '%d units, %s, batch %d' % (n_unit, method, n_batch)
             print('\n'.join(bench_steps.table(title, of['batches'][str(n_batch)])), flush=True)
             result['bars'] = bars(data)
-            harness.save('widths', result, args.out)
+            harness.save(name, result, args.out)
     finish(result, args, start)
 
 
@@ -270,7 +277,7 @@ def run_on_several(argv, args):
         command = [sys.executable, '-m', 'benchmarks.training.bench_widths', *argv, *mine]
         if place.run(command):
             raise SystemExit('%s ended with an error' % method)
-        return json.loads((parts / method / 'widths.json').read_text())
+        return json.loads((parts / method / (result_name(args.data) + '.json')).read_text())
 
     result, *others = gpus.spread(args.methods, args.gpus, call)
     for other in others:
@@ -287,7 +294,7 @@ def finish(result, args, start):
     """Judge and store a result, and print what it lacks; `start`: when the benchmark began."""
     result['bars'] = bars(result['data'])
     harness.print_bars(result['bars'])
-    path = harness.save('widths', result, args.out)
+    path = harness.save(result_name(args.data), result, args.out)
     print('not run for lack of time:', result['not_run'] or 'nothing')
     print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
 

@@ -109,10 +109,10 @@ def test_no_bars_for_narrow_layers():
     assert bench.bars({'16': {'gin': {'batches': {'128': slow}}}}) == {}
 
 
-def run_main(folder, words):
+def run_main(folder, words, name='widths'):
     words = '--device -1 --limit 30 --commit none --seconds 0 --layers 2 ' + words
     bench.main([*words.split(), '--out', str(folder)])
-    return json.loads((folder / 'widths.json').read_text())
+    return json.loads((folder / (name + '.json')).read_text())
 
 
 @pytest.mark.slow
@@ -125,6 +125,16 @@ def test_every_width_has_its_model(tmp_path):
         assert of['product_sizes'][0][1] == int(units) and of['products'] == {}
         assert {steps.UPSTREAM, steps.EAGER_PACKED} <= set(of['milliseconds'])
         assert max(methods['rsgcn']['relative_errors'].values()) < steps.STEP_ERROR
+
+
+@pytest.mark.slow
+def test_another_data_set_has_a_result_of_its_own(tmp_path):
+    words = '--units 8 --batches 8 --methods rsgcn'
+    run_main(tmp_path, words)
+    before = (tmp_path / 'widths.json').read_text()
+    result = run_main(tmp_path, words + ' --data nci', 'widths_nci')
+    assert result['options']['data'] == 'nci'
+    assert (tmp_path / 'widths.json').read_text() == before
 
 
 @pytest.mark.slow
