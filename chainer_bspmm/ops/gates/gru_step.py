@@ -41,15 +41,21 @@ class GRUStep(AccumulateInPlace, FusedNode):
         # of `sums` belong to the candidate h, the update gate z and the reset gate r.
         W = concat([W for W, _ in pairs[:3]])
         both = concat((x, message), axis=1)
-        sums = dot(both, W.T)
         if state is None:
-            h, z, y = _first_step(sums, pairs[0][1], pairs[1][1])
+            h, z, y = _first_step(dot(both, W.T), pairs[0][1], pairs[1][1])
             self._saved = both, W, h, z
             return y
         U_h = pairs[3][0]
         U = concat([U for U, _ in pairs[4:]])
+        by_state = None
+        if self._state == 'x':
+            # W_z and U_z have the same input, and so have W_r and U_r: one product applies both.
+            n = state.shape[1]
+            W[n:, :n] += U
+        else:
+            by_state = dot(state, U.T)
+        sums = dot(both, W.T)
         b_h, b_z, b_r, c_h, c_z, c_r = [b for _, b in pairs]
-        by_state = dot(state, U.T)
         z, r, reset_state = _gates(sums, by_state, b_z, b_r, c_z, c_r, state)
         h, y = _candidate(sums, dot(reset_state, U_h.T), b_h, c_h, z, state)
         self._saved = both, W, h, z, r, U, reset_state, U_h
@@ -82,20 +88,24 @@ class GRUStep(AccumulateInPlace, FusedNode):
         if self._state is None:
             g = _first_step_gradient(gy, h, z)
             g_state = None
-            gU = []
+            gW = shared(dot(g.T, both), 2)
         else:
             r, U, reset_state, U_h = self._saved[4:]
             state = inputs[2 if self._state == 'given' else 0].astype(gy.dtype, copy=False)
             g = _candidate_gradient(gy, h, z, state)
             g_h, g_zr = g[:, :n], g[:, n:]
             g_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
-            g_state = dot(g_zr, U, to=g_state)
-            gU = [*shared(dot(g_h.T, reset_state)), *shared(dot(g_zr.T, state), 2)]
-        n_maps = 3 if gU else 2
-        gW = [*shared(dot(g.T, both), n_maps), *gU]
-        # Biases of W and U have the same gradient, but separate arrays: optimizer hooks write to
-        # them.
-        gb = column_sums(g, n_maps, n_copies=2 if gU else 1)
+            gW = dot(g.T, both)
+            if self._state == 'x':
+                gU = gW[n:, :n].copy()
+            else:
+                gU = dot(g_zr.T, state)
+                g_state = dot(g_zr, U, to=g_state)
+            gW = [*shared(gW, 3), *shared(dot(g_h.T, reset_state)), *shared(gU, 2)]
+        # Equal gradients of W and U, and of their biases, are separate arrays, because optimizer
+        # hooks write to them.
+        n_copies = 1 if self._state is None else 2
+        gb = column_sums(g, len(gW) // n_copies, n_copies)
         parameters = [array for pair in zip(gW, gb, strict=True) for array in pair]
         n_in = inputs[0].shape[1]
         gx = dot(g, W[:, :n_in], to=g_state if self._state == 'x' else None)
@@ -145,23 +155,38 @@ def _first_step(sums, b_h, b_z):
 
 
 def _gates(sums, by_state, b_z, b_r, c_z, c_r, state):
-    """Return z, r and ``r * state``; `by_state`: results of the state's layers for z and r."""
+    """Return z, r and ``r * state``.
+
+    `by_state`: results of the state's layers for z and r; None if they are part of `sums`.
+    """
     n = state.shape[1]
     if isinstance(sums, numpy.ndarray):
-        by_state += sums[:, n:]
-        z = sigmoid(by_state[:, :n], b_z + c_z)
-        r = sigmoid(by_state[:, n:], b_r + c_r)
+        of_gates = sums[:, n:]
+        if by_state is not None:
+            by_state += of_gates
+            of_gates = by_state
+        z = sigmoid(of_gates[:, :n], b_z + c_z)
+        r = sigmoid(of_gates[:, n:], b_r + c_r)
         return z, r, r * state
+    inputs = 'T state, raw T sums, raw T b_z, raw T b_r, raw T c_z, raw T c_r, int32 n'
+    operands = state, sums, b_z, b_r, c_z, c_r, n
+    name, of_z, of_r = 'gru_gates', '', ''
+    if by_state is not None:
+        inputs += ', raw T by_state'
+        operands = *operands, by_state
+        name += '_by_state'
+        of_z, of_r = '+ by_state[second]', '+ by_state[second + n]'
     return _kernel(
-        'gru_gates',
-        'T state, raw T sums, raw T by_state, raw T b_z, raw T b_r, raw T c_z, raw T c_r, int32 n',
+        name,
+        inputs,
         'T z, T r, T reset_state',
         """
-        ptrdiff_t row = i / n, at = i % n, start = row * 3 * n + at, second = row * 2 * n + at;
-        z = SIGMOID(sums[start + n] + b_z[at] + by_state[second] + c_z[at]);
-        r = SIGMOID(sums[start + 2 * n] + b_r[at] + by_state[second + n] + c_r[at]);
-        reset_state = r * state""",
-    )(state, sums, by_state, b_z, b_r, c_z, c_r, n)
+        ptrdiff_t row = i / n, at = i %% n, start = row * 3 * n + at, second = row * 2 * n + at;
+        z = SIGMOID(sums[start + n] + b_z[at] %s + c_z[at]);
+        r = SIGMOID(sums[start + 2 * n] + b_r[at] %s + c_r[at]);
+        reset_state = r * state"""
+        % (of_z, of_r),
+    )(*operands)
 
 
 def _candidate(sums, by_reset_state, b_h, c_h, z, state):
