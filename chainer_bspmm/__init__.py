@@ -25,7 +25,7 @@ from chainer_bspmm.sparse import BatchedCSR  # NOQA: E402
 
 adoption.install()
 
-__version__ = '1.0.0'
+__version__ = '1.1.0'
 
 __all__ = [
     'BatchedCOO',
