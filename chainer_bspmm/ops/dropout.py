@@ -131,8 +131,8 @@ def dropout(x, ratio):
     """Apply ``chainer.functions.dropout``; on a host :func:`draw_kept` chooses the elements."""
     if not chainer.config.train or current() is not None or x.xp is not numpy:
         return functions.dropout(x, ratio=ratio)
-    scale = x.dtype.type(1 / (1 - ratio))
-    return functions.dropout(x, ratio=ratio, mask=draw_kept(x.shape, ratio) * scale)
+    mask = dropout_mask(x, x.size, ratio).reshape(x.shape)
+    return functions.dropout(x, ratio=ratio, mask=mask)
 
 
 def dropout_relu(y, ratio):

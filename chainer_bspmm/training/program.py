@@ -2,6 +2,7 @@
 
 import contextlib
 import traceback
+from typing import Any, NamedTuple
 import warnings
 
 import numpy
@@ -32,6 +33,15 @@ SPARE_ROWS = 'spare rows at the end of a batch, which belong to no molecule, cha
 TAKE_BATCH = '__call__', 'forward'  # methods whose arguments are arrays of a batch
 BRANCH = 'the %s compares a size of its batch, "%s" in %s, but captured it has larger buffers'
 ON_HOST = '%s is reported as a value on the host, which a replay would repeat'
+
+
+class Trial(NamedTuple):
+    """Everything that is compared between the runs of :meth:`Program.try_out`."""
+
+    summary: dict  # of the results, by `Work.summary`
+    numbers: dict  # reported numbers on the host
+    moment: Any  # what is watched, after the run; None if the work can change nothing
+    kept: dict  # shapes of the arrays that the run has assigned, by the text for each place
 
 
 class StepDiffers(RuntimeError):
@@ -153,52 +163,51 @@ class Program:
                 raise CannotCapture(BRANCH % (work.name, branch, function.__qualname__))
         arrays = batch.arrays_on(session.device)
         before = self._snapshot_of_run()
-        summaries = []
-        numbers = []
-        moments = []
-        kept = []  # shapes of the arrays that each run has assigned
         with session.capturer.ordered(), before.undone():
             # The second run has separate arrays, because the first may have written to its own.
-            for arguments in (arrays, batch.arrays_on(session.device), None):
-                summary, of_host = self._trial(arguments, before)
-                summaries.append(summary)
-                numbers.append(of_host)
-                if self._may_change:
-                    moments.append(session.guards.moment())
-                if session.guards.has_user_code:
-                    kept.append(shapes(before.assignments()))
-            changed = moments and moments[1].change(moments[0])
+            first, again, in_buffers = [
+                self._observed(arguments, before)
+                for arguments in (arrays, batch.arrays_on(session.device), None)
+            ]
+            changed = self._may_change and again.moment.change(first.moment)
             if changed:
                 raise CannotCapture('the %s changes %s at every run' % (work.name, changed))
             if work.refusal is not None:
                 raise CannotCapture(work.refusal)
-            first, again, in_buffers = summaries
-            unlike = work.difference(again, first)
+            unlike = work.difference(again.summary, first.summary)
             if not unlike:
-                self._refuse_other_numbers(numbers[1], numbers[0])
-                differs = work.difference(in_buffers, first)
-                if differs and self._is_rounding(arrays, before, first):
+                self._refuse_other_numbers(again.numbers, first.numbers)
+                differs = work.difference(in_buffers.summary, first.summary)
+                if differs and self._is_rounding(arrays, before, first.summary):
                     differs = None
-                differs = differs or snapshot.difference(numbers[2], numbers[0], 0)
+                differs = differs or snapshot.difference(in_buffers.numbers, first.numbers, 0)
                 if differs:
                     raise CannotCapture(
                         SPARE_ROWS % (differs, 'a link or the loss treats every row as an atom')
                     )
-                differs = moments and moments[2].change_of_values(moments[0])
-                if not differs and kept:
-                    alone, _, among_spare = kept
-                    others = (text for text in alone if among_spare.get(text) != alone[text])
-                    differs = next(others, None)
+                if self._may_change:
+                    differs = in_buffers.moment.change_of_values(first.moment)
+                kept = in_buffers.kept
+                others = (text for text in first.kept if kept.get(text) != first.kept[text])
+                differs = differs or next(others, None)
                 if differs:
                     cause = 'the %s keeps arrays or sizes of the batch' % work.name
                     raise CannotCapture(SPARE_ROWS % (differs, cause))
         if unlike:  # the state is again the one before the first run
-            cause = self._why_unlike(arrays, first)
+            cause = self._why_unlike(arrays, first.summary)
             raise CannotCapture('two runs of one batch differ in %s: %s' % (unlike, cause))
-        if moments:
+        if self._may_change:
             # The last run had other arrays, so attributes that keep some of a batch are outputs.
-            session.guards.ignore(*moments[2].outputs(moments[1]))
+            session.guards.ignore(*in_buffers.moment.outputs(again.moment))
         self._is_tried = True
+
+    def _observed(self, arrays, before):
+        """Run the work as :meth:`_trial` does; return a `Trial`."""
+        summary, numbers = self._trial(arrays, before)
+        guards = self._session.guards
+        moment = guards.moment() if self._may_change else None
+        kept = shapes(before.assignments()) if guards.has_user_code else {}
+        return Trial(summary, numbers, moment, kept)
 
     def _trial(self, arrays, before):
         """Run the work; return its summary, and the `host_numbers` reported; put arrays back."""

@@ -43,20 +43,19 @@ class Programs(collections.OrderedDict):
         if key == last:  # fast, because the items are usually the same objects; nothing is hashed
             return program
         program = self.get(key)
-        if program is not None:
+        if program is None:
+            self._last = None, None
+            self._n_new += 1
+            if self._n_new > MAX_NEW:
+                text = 'no %s can be replayed, because %s changes with every one'
+                raise CannotCapture(text % (self._name, key[-1].change(self._last_key)))
+        else:
             self._last = key, program
             self.move_to_end(key)
             if program.is_captured:
                 self._n_new = 0
-            self._last_key = key[-1]
-            return program
-        self._last = None, None
-        self._n_new += 1
-        if self._n_new > MAX_NEW:
-            text = 'no %s can be replayed, because %s changes with every one'
-            raise CannotCapture(text % (self._name, key[-1].change(self._last_key)))
-        self._last_key = key[-1]  # its program may not be kept, as where a parameter is missing
-        return None
+        self._last_key = key[-1]  # also of a program that will not be kept
+        return program
 
     def add(self, key, program):
         """Keep a program by a key, unless there is one already."""
