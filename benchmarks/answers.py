@@ -105,14 +105,15 @@ def _commands(command, kind):
 
 
 def _several_gpus(scaling):
-    """Return 'on 2 GPUs 0.93 to 0.98', and so on for all numbers of GPUs that were measured."""
+    """Return '2 GPUs has 0.93 to 0.98', and so on for all numbers of GPUs that were measured."""
     shares = {}
     for of in scaling['summary'].values():
         for weak in of['weak'].values():
             for n, share in weak.items():
                 if 'measured' in share:
                     shares.setdefault(int(n), []).append(share['measured'])
-    return ', '.join('on %d GPUs %s' % (n, between(found)) for n, found in sorted(shares.items()))
+    shares = sorted(shares.items())
+    return ', of '.join('%d GPUs has %s' % (n, between(found)) for n, found in shares)
 
 
 def _over_chemprop(chemprop):
@@ -181,8 +182,9 @@ def answers(
         ).format(**faster),
         'A training step?': (
             "%s ms at batch 128 of Tox21, where upstream's dense models take %s: {steps} times as "
-            'fast. Beside the same networks in JAX {FP32} times in FP32, {TF32} in TF32: [captured '
-            'steps](#captured-training-steps)' % (between(ours), between(dense))
+            'fast. The same networks in JAX take {FP32} times as long as ours in FP32, and {TF32} '
+            'times in TF32: [captured steps](#captured-training-steps)'
+            % (between(ours), between(dense))
         ).format(**faster),
         'With wide layers?': wide_layers(widths),
         'Prediction?': (
@@ -197,16 +199,16 @@ def answers(
             '%s: [the whole command](#the-whole-command)' % _commands(command, bench_command.COLD)
         ),
         'Several GPUs?': (
-            'Each with a batch of its own, GPUs keep this share of the speed of one: %s: '
-            '[several GPUs](several_gpus.md#how-it-scales)' % _several_gpus(scaling)
+            'With a batch of its own, each of %s of the speed of a single one: [several '
+            'GPUs](several_gpus.md#how-it-scales)' % _several_gpus(scaling)
         ),
         'On a CPU?': (
             'An epoch is {epochs on a CPU} times as fast on one thread, the least where little is '
             'padded ({epochs of little padding} on {name}): [on a CPU](#on-a-cpu)'
         ).format(name=SMALL_SAMPLE, **faster),
         "Beside chemprop's command?": (
-            '%s times as fast on a CPU and %s on a GPU, to a test metric that is as good or '
-            'better: [chemprop](#beside-chemprop)'
+            'Ours reaches its test result %s times as fast on a CPU and %s times on a GPU, with a '
+            'metric that is as good or better: [chemprop](#beside-chemprop)'
             % (_over_chemprop(chemprop_cpu), _over_chemprop(chemprop_gpu))
         ),
         'Where does it gain little, or lose?': (
@@ -217,7 +219,7 @@ def answers(
             '(products.md#where-others-are-faster)'
         ).format(**faster),
         'Do the models learn as well?': (
-            "With upstream's padding as well as upstream's; padded to the largest molecule "
-            'as well or better: [how well they learn](learning.md)'
+            "With upstream's padding they learn as well as upstream's models do; padded to the "
+            'largest molecule, as well or better: [how well they learn](learning.md)'
         ),
     }

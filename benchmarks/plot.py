@@ -381,7 +381,7 @@ def two_lines(result):
     legend(figure, axes.flat)
     caption = (
         INTERVALS + ". Epochs of Chainer Chemistry's run_train, the second and later, validation "
-        'included; batches of %s, 4 layers of 64 units, Adam. In bold: times faster'
+        'included; batches of %s, 4 layers of 64 units, Adam. In bold: times as fast'
         % TWO_LINES_BATCH
     )
     save(figure, result, 'two_lines', caption)

@@ -58,7 +58,7 @@ def form(text, value):
 
 
 def _faster(before, after):
-    """Return how many times faster, and the two times, as text; None if one is missing."""
+    """Return how many times as fast, and the two times, as text; None if one is missing."""
     if before is None or after is None:
         return None
     return '%s (%s → %s)' % tuple(map(number, (before / after, before, after)))
@@ -167,7 +167,7 @@ def methods(result):
                 at = '' if n_batch == '128' else ', batch ' + n_batch
                 row['_' * bool(variant) + variant] = text + at
                 break
-    head = ['batch 128: times faster (ms)', *VARIANTS.values()]
+    head = ['batch 128: times as fast (ms)', *VARIANTS.values()]
     return table(head, [[TITLES[base], *row.values()] for base, row in rows.items()])
 
 
@@ -225,7 +225,7 @@ def large(result):
             others = times['cuSPARSE csr alg3'], min(cusparse)
             ratios = ['%.2f' % (other / ours) for other in others]
             rows.append([case['name'], str(point['n_B']), '%.0f' % ours, *ratios])
-    than = "times faster than cuSPARSE's deterministic algorithm", "... than cuSPARSE's fastest"
+    than = "times as fast as cuSPARSE's deterministic algorithm", "... as cuSPARSE's fastest"
     return table(['matrix', 'n_B', 'ours, us', *than], rows)
 
 
@@ -288,7 +288,7 @@ def widths(result):
                 names = bench_widths.UPSTREAM_S[precision], bench_widths.OURS[precision]
                 row = rows.setdefault('%s units, %s' % (units, precision), {})
                 row[method] = _faster(*_walls(cell, names))
-    return _by_model('batch 128: times faster (ms a step)', rows)
+    return _by_model('batch 128: times as fast (ms a step)', rows)
 
 
 def widths_jax(result):
@@ -361,7 +361,7 @@ def two_lines(result):
             names = bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES
             times = [1e3 * seconds[name]['median'] for name in names]
             rows.setdefault('%s, batch %s' % (data, n_batch), {})[method] = _faster(*times)
-    return _by_model('times faster (ms an epoch)', rows)
+    return _by_model('times as fast (ms an epoch)', rows)
 
 
 def two_lines_predict(result):
@@ -374,7 +374,7 @@ def two_lines_predict(result):
                 row = rows.setdefault('%s, %s' % (data, title), {})
                 seconds = cell['seconds']
                 row[method] = _faster(seconds[bench_two_lines.UPSTREAM], seconds[name])
-    return _by_model('times faster (s)', rows)
+    return _by_model('times as fast (s)', rows)
 
 
 def scaling(result):

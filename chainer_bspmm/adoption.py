@@ -229,8 +229,9 @@ def _explain(error, adj):
     ) % (adj.n_graphs, adj.n_rows)
     if name.startswith('chainer.') and type(adj).__name__ in str(error):
         text += (
-            ' As adj is on the right device and no array, leave out chainer.Variable(adj) and '
-            'cuda.to_gpu(adj), and let a function that you give to F.forget close over it.'
+            ' adj is on the right device already and is not an array: leave out '
+            'chainer.Variable(adj) and cuda.to_gpu(adj), and let a function that you give to '
+            'F.forget close over adj.'
         )
     if adj.n_node_columns:
         text += (

@@ -21,7 +21,7 @@ class CSRConverter(chainer.dataset.Converter):
 
     Replaces ``chainer_chemistry.dataset.converters.concat_mols`` in updaters, evaluators and
     ``predict``. Examples of a `SparseDataset` are only gathered; dense examples are searched for
-    entries in every batch. Packed and folded batches of a `DeviceDataset` for its GPU are gathered
+    bonds in every batch. Packed and folded batches of a `DeviceDataset` for its GPU are gathered
     on that GPU. Instances can be pickled.
 
     Chainer Chemistry pads every molecule to the largest of its batch with phantom atoms (id 0, no
@@ -55,7 +55,7 @@ class CSRConverter(chainer.dataset.Converter):
 
     Raises:
         TypeError: the class itself was passed as a converter, so that ``layout`` is a batch; or a
-            number is no int.
+            number is not an int.
         ValueError: an option has another value, or ``padded_to`` goes with another layout than
             ``'folded'``.
     """

@@ -87,9 +87,10 @@ def refuse_loss(sizes, full_sizes, n_rows):
         i = int((lost > 0).argmax())
         raise ValueError(
             'strip_padding: expected True or False for this data set, got None: batch[%d] would '
-            'lose the last %d of its %d atoms, which have id 0 and no bond. They need not be '
-            'padding: molecules differ in size, or other atoms have id 0, too. strip_padding=True '
-            'drops such atoms, strip_padding=False keeps them' % (i, lost[i], full_sizes[i])
+            'lose the last %d of its %d atoms, which have id 0 and no bond. They may be atoms, '
+            'not padding: molecules differ in size, or other atoms have id 0, too. '
+            'strip_padding=True drops such atoms, strip_padding=False keeps them'
+            % (i, lost[i], full_sizes[i])
         )
 
 

@@ -21,12 +21,12 @@ class RelGATUpdate(Update, relgat_update.RelGATUpdate):
     two nodes of the computational graph, so hooks of ``attention_layer`` are refused. The result
     has out_channels columns, with ``concat_heads`` n_heads times as many.
 
-    As upstream, a node without an edge to take the softmax over gets the mean over its graph, which
-    in padded and folded layout includes phantom atoms. With ``'across'`` this concerns nodes
+    As in upstream, a node without an edge to take the softmax over gets the mean over its graph,
+    which in padded and folded layout includes phantom atoms. With ``'across'`` this concerns nodes
     without neighbours, and the mean is over all relations. With ``'within'`` it concerns every
     relation in which a node has no neighbour, and most nodes have such relations. Dropout draws
-    once for all such nodes of a graph. (Upstream gives absent edges the logit -10000, with which an
-    edge of a logit below about -9900 competes. Here it does not.)
+    once for all such nodes of a graph. (Upstream gives absent edges the logit -10000, so they
+    compete with edges whose logit is below about -9900. Here they do not.)
 
     Source:
         Busbridge et al. 2019 (arXiv:1904.05811), ARGAT and WIRGAT with additive logits.

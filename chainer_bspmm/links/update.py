@@ -36,7 +36,7 @@ class Update(Sparse):
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
 
         Raises:
-            TypeError: ``adj`` is no BatchedCSR, or its values have another dtype than ``h``.
+            TypeError: ``adj`` is not a BatchedCSR, or its values have another dtype than ``h``.
             ValueError: a shape does not fit, or ``adj`` has another number of relations.
         """
         if type(adj) is not BatchedCSR:

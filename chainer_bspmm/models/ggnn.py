@@ -10,7 +10,7 @@ class GGNN(MessagePassing, ggnn.GGNN):
     """Predict a vector per molecule with the gated graph neural network.
 
     Arguments and parameters are upstream's. With ``weight_tying=False`` every update starts without
-    a state, so, as upstream, its ``U``, ``U_r``, ``U_z`` and ``W_r`` take no part and get no
+    a state, so, as in upstream, its ``U``, ``U_r``, ``U_z`` and ``W_r`` take no part and get no
     gradient.
 
     Source:

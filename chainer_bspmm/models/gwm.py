@@ -18,8 +18,8 @@ class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
 
     Arguments are as in :class:`GraphConvModel`. In folded and padded batches the super node attends
     to phantom atoms, too. With ``concat_hidden`` the super node exchanges messages with the atoms,
-    but takes no part in the readout, as upstream. ``linear_for_concat_super`` is then not used, and
-    its weights become zeros.
+    but takes no part in the readout, as in upstream. ``linear_for_concat_super`` is then not used,
+    and its weights become zeros.
 
     Source:
         Ishiguro, Maeda, Koyama 2019 (arXiv:1902.01020); Chainer Chemistry 0.7.1,
@@ -38,7 +38,7 @@ class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
 
         Args:
             atom_array, adj, is_real_node: as in :meth:`MessagePassing.forward`, but
-                ``GeneralReadout`` counts all nodes, as upstream.
+                ``GeneralReadout`` counts all nodes, as in upstream.
             super_node (array or None): (n_graphs, n_features) floats, the column that the ``*_gwm``
                 preprocessors put after the adjacency; ignored if ``with_gwm=False``.
 

@@ -32,7 +32,7 @@ class MessagePassing(SparseModel):
             ``concat_hidden``.
 
         Raises:
-            TypeError: ``adj`` is no BatchedCSR.
+            TypeError: ``adj`` is not a BatchedCSR.
             ValueError: shapes do not fit, or an atom id is outside of the embedding.
         """
         return self._predict(atom_array, adj, is_real_node=is_real_node)

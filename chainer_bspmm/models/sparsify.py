@@ -60,7 +60,7 @@ def sparsify(model: Link) -> Link:
         (:func:`~chainer_bspmm.models.layout_of`) becomes ``('folded', None)``.
 
     Raises:
-        TypeError: ``model`` is no link.
+        TypeError: ``model`` is not a link.
         ValueError: it contains nothing that can be swapped, or a graph convolution that cannot be
             swapped. In that case nothing has been changed.
     """
@@ -88,7 +88,7 @@ def densify(model: Link) -> Link:
         chainer.Link: the model. Links that are dense already are left as they are.
 
     Raises:
-        TypeError: ``model`` is no link.
+        TypeError: ``model`` is not a link.
         ValueError: it contains a subclass of a sparse link, or a readout of your own, which have no
             dense form. In that case nothing has been changed.
     """

@@ -75,8 +75,8 @@ class CWLEGraphConvModel(WLEGraphConvModel, cwle_graph_conv_model.CWLEGraphConvM
     """Predict a vector per molecule from atoms and labels of their neighbourhoods, concatenated.
 
     It is a :class:`GraphConvModel` whose molecules have a column of labels after the adjacency.
-    After more than one round of labelling, atoms are labels as well, which begin at 0, so that
-    packed batches must come from ``CSRConverter('packed', strip_padding=False)``.
+    After more than one round of labelling, the ids of atoms are labels, too, and labels begin at 0.
+    So packed batches must come from ``CSRConverter('packed', strip_padding=False)``.
 
     Source:
         Chainer Chemistry 0.7.1, models/cwle/cwle_graph_conv_model.py.

@@ -433,14 +433,14 @@ def bspmm(
             ``adj.data``, in the order of its entries. NaN propagates as in a dense product.
         residual (Variable or array or None): added to the product; has its shape and dtype.
         algorithm (str): ``'auto'``; for tests and benchmarks on a GPU also ``'vector'`` or
-            ``'pipelined'``, a thread for one row or several, forward and in every derivative.
+            ``'pipelined'``, forward and in every derivative. A thread has one row, or several.
 
     Returns:
         Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
         float16 is summed in float32.
 
     Raises:
-        TypeError: ``adj`` is no BatchedCSR, or a dtype does not fit.
+        TypeError: ``adj`` is not a BatchedCSR, or a dtype does not fit.
         ValueError: a shape, a device or the algorithm does not fit. Both errors are raised before
             anything is launched.
 

@@ -171,7 +171,8 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         A NaN or +inf, or a row that is all -inf, makes only its row and column NaN.
 
     Raises:
-        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` do not fit.
+        TypeError, ValueError: ``adj`` is not a BatchedCSR; shape, dtype or device of ``x``
+            do not fit.
 
     Note:
         Deterministic; does not synchronise. One launch forward and one backward.
@@ -208,7 +209,8 @@ def node_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         ``w[i] y[i]`` is 1. Rows of weight 0 and rows of no graph get 0.
 
     Raises:
-        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` is wrong.
+        TypeError, ValueError: ``adj`` is not a BatchedCSR; shape, dtype or device of ``x``
+            is wrong.
 
     Note:
         Deterministic; does not synchronise.

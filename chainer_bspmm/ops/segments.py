@@ -318,7 +318,8 @@ def segment_sum(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         float32.
 
     Raises:
-        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` is wrong.
+        TypeError, ValueError: ``adj`` is not a BatchedCSR; shape, dtype or device of ``x``
+            is wrong.
 
     Note:
         Deterministic; does not synchronise.

@@ -75,7 +75,7 @@ class BatchedCOO(Batch):
         """Convert a `BatchedCSR`, with entries and ``data`` in the same order.
 
         The result is on the same device, and shares ``data`` and the offsets. TypeError if ``adj``
-        is no BatchedCSR, ValueError if it has spare entries.
+        is not a BatchedCSR, ValueError if it has spare entries.
         """
         if not isinstance(adj, BatchedCSR):
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)

@@ -38,7 +38,8 @@ class BatchedSELL(Batch):
             ``adj``.
 
     Raises:
-        TypeError: ``adj`` is no BatchedCSR, ``slice_size`` no int or ``sort_rows`` no bool.
+        TypeError: ``adj`` is not a BatchedCSR, ``slice_size`` not an int or ``sort_rows`` not
+            a bool.
         ValueError: ``slice_size`` below 1, or more than 2**31 - 1 entries with padding.
 
     Attributes:

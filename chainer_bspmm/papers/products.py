@@ -81,7 +81,7 @@ def bspmm(
         Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
 
     Raises:
-        TypeError: ``adj`` is no such container, or a dtype does not fit (such as float16 with a
+        TypeError: ``adj`` is not such a container, or a dtype does not fit (such as float16 with a
             BatchedCOO on a GPU, whose atomics would round every partial sum).
         ValueError: a shape, a device or the algorithm does not fit.
 

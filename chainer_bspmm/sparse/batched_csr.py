@@ -198,7 +198,7 @@ class BatchedCSR(Batch):
 
         Args:
             matrices (sequence): for every graph a dense (n, n) array, a dense (R, n, n) array, a
-                SciPy sparse (n, n) matrix, or a list of R SciPy sparse matrices. NaN is a value.
+                SciPy sparse (n, n) matrix, or a list of R SciPy sparse matrices. A NaN is an entry.
                 Dense float64 stays float64; integer and boolean matrices become float32.
             layout (str): ``'packed'``: graph g has n_g rows. ``'padded'``: every graph has as many
                 rows as the largest; the rows past n_g are empty. ``'folded'``: graph g has n_g + 1

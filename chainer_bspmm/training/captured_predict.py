@@ -226,13 +226,13 @@ def captured_predict(
         generator of Predictions: ``index``, (n,) int64, positions in ``data``, which ascend
         through all batches; ``values``, (n, ...) array on the host; ``failures``, list of
         ``Failure(position, smiles, reason)`` for SMILES that could not be used, each once. A
-        warning at the end counts them. Failures may come alone, with ``values`` without rows: at
-        the end, and when there are as many as fill a batch.
+        warning at the end counts them. Some Predictions have failures only, and no rows in
+        ``values``: at the end, and when as many failures have come as fill a batch.
 
     Raises:
         ImportError, TypeError, ValueError: for ``method``, as in `dataset.from_smiles`.
-        TypeError: there are SMILES without ``method``, ``data`` is one string, ``model`` is no Link
-            or was not swapped by ``chainer_bspmm.sparsify``, or ``predict`` returns no array.
+        TypeError: there are SMILES without ``method``, ``data`` is one string, ``model`` is not a
+            Link or was not swapped by ``chainer_bspmm.sparsify``, or ``predict`` returns no array.
         ValueError: the model is on another device, or ``predict`` returns another number of rows.
         StepDiffers (RuntimeError): a checked replay differs from the eager prediction, after
             predictions of unchecked replays were yielded.

@@ -210,7 +210,7 @@ class _Check:
     def _text(self, name, first, spare):
         adj = self._batches[0]
         text = (
-            'the loss of %s takes rows of a sparse batch for molecules: for %d molecules in %d '
+            'the loss of %s mistakes rows of a sparse batch for molecules: for %d molecules in %d '
             'rows %s is %.6g; with %d more rows, which belong to no molecule, it is %.6g. %s See %s'
         )
         return text % (

@@ -75,7 +75,8 @@ def check_swap(
         whose random numbers depend on the rows.
 
     Raises:
-        TypeError: ``model`` is no Link. Errors of the runs are not raised, but named in ``text``.
+        TypeError: ``model`` is not a Link. Errors of the runs are not raised, but named in
+            ``text``.
 
     Note:
         Attributes and parameters of the model, gradients, and the random numbers of NumPy and
@@ -154,7 +155,7 @@ def _both_ways(model, function, batch, dense_batch):
         except Exception as error:
             failure = error
     # An error of the swapped model is raised by the training as well, with its traceback.
-    raise _CannotTell('swapped or dense, it does not run on such a batch: %r' % failure)
+    raise _CannotTell('the swapped or the dense model does not run on this batch: %r' % failure)
 
 
 def _dense_example(example):

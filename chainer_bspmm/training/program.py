@@ -31,7 +31,10 @@ REPEATS = 8
 FEW_ROUNDINGS = 8, 24, 56
 SPARE_ROWS = 'spare rows at the end of a batch, which belong to no molecule, change %s: %s'
 TAKE_BATCH = '__call__', 'forward'  # methods whose arguments are arrays of a batch
-BRANCH = 'the %s compares a size of its batch, "%s" in %s, but captured it has larger buffers'
+BRANCH = (
+    'the %s compares a size of its batch, "%s" in %s, but when captured its buffers are larger '
+    'than the batch'
+)
 ON_HOST = '%s is reported as a value on the host, which a replay would repeat'
 
 
@@ -435,7 +438,8 @@ class Program:
             numbers = host_numbers(results)
             differs = snapshot.difference(numbers, host_numbers(eager_results), 0)
             how = (
-                'repeats a number that an eager one reports otherwise, %s: it depends on a value of'
+                'repeats a number that an eager one reports differently, %s: it depends on a '
+                'value of'
             )
         if differs:
             cut = self._session.guards.reach.cut

@@ -315,7 +315,8 @@ class Reach:
         elif id(thing) in self._seen or _is_ignored(thing, kind):
             return
         elif len(self._seen) >= MAX_THINGS:
-            self.cannot.append('leave changes in %s, after %d other objects' % (text, MAX_THINGS))
+            text += ', which is reached only after %d other objects' % MAX_THINGS
+            self.cannot.append('leave changes in ' + text)
         else:
             self._seen[id(thing)] = thing
             if kind is kinds.CACHED and kinds.is_of_user(thing.__wrapped__.__module__):
@@ -567,7 +568,7 @@ class Reach:
         text = 'the context variable ' + variable.name
         place = places.context_variable(variable, text)
         if not place.save():
-            self.cannot.append('leave a value in %s, which has none' % text)
+            self.cannot.append('leave a value in %s, which has no value now' % text)
         self._variables(place)
 
     def _function(self, function):

@@ -77,7 +77,7 @@ class TrainingDriver(Driver):
             name = 'not given' if device is None else device.name
             return 'CUDA graphs need a GPU, the device is %s' % name
         if not isinstance(optimizer, chainer.GradientMethod):
-            return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
+            return 'the optimizer, %s, is not a GradientMethod' % type(optimizer).__name__
         if type(optimizer).update is not chainer.GradientMethod.update:
             return 'the optimizer, %s, overrides the method update' % type(optimizer).__name__
         for path, param in optimizer.target.namedparams(include_uninit=False):

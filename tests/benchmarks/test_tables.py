@@ -46,7 +46,7 @@ def test_epochs_have_a_column_for_each_model():
 
     methods = {'gin': {'32': cell(1.0, 0.02)}, 'nfp': {'32': cell(3.0, 0.05), '128': cell(1, 2)}}
     lines = tables.two_lines({'data': {'NCI compounds shipped with RDKit': methods}})
-    assert lines[0] == '| times faster (ms an epoch) | GIN | NFP |'
+    assert lines[0] == '| times as fast (ms an epoch) | GIN | NFP |'
     first, second = cells(lines)
     assert first == ['NCI, batch 32', '50 (1000 → 20)', '60 (3000 → 50)']
     assert second == ['NCI, batch 128', '-', '0.50 (1000 → 2000)']

@@ -570,7 +570,7 @@ def test_a_molecule_alone_may_end_with_an_atom_of_id_0():
     example[1][0, 2, 2] = 0
     message = (
         'strip_padding: expected True or False for this data set, got None: batch[0] would lose '
-        'the last 1 of its 3 atoms, which have id 0 and no bond. They need not be padding: '
+        'the last 1 of its 3 atoms, which have id 0 and no bond. They may be atoms, not padding: '
         'molecules differ in size, or other atoms have id 0, too. strip_padding=True drops such '
         'atoms, strip_padding=False keeps them'
     )

@@ -206,7 +206,7 @@ CANNOT_BE_TOLD = {
     ),
     'of sparse batches': (
         {'loss': lambda self, y, x, adj, t: F.mean(y) * adj.n_graphs},
-        'swapped or dense, it does not run on such a batch: '
+        'the swapped or the dense model does not run on this batch: '
         """AttributeError("'numpy.ndarray' object has no attribute 'n_graphs'")""",
     ),
 }

@@ -190,7 +190,7 @@ def test_losses_that_take_rows_for_molecules(name, converter):
     loss, cause = WRONG[name]
     is_right, text = check(Own(loss), converter=converter)
     n_rows = N_ROWS + (12 if converter.layout == 'folded' else 0)
-    begin = 'the loss of Own takes rows of a sparse batch for molecules: for 12 molecules in '
+    begin = 'the loss of Own mistakes rows of a sparse batch for molecules: for 12 molecules in '
     assert is_right is False and text.startswith(begin + '%d rows the ' % n_rows)
     assert text.endswith(' %s %s' % (cause, PAGE))
 
@@ -198,7 +198,8 @@ def test_losses_that_take_rows_for_molecules(name, converter):
 def test_the_whole_text():
     is_right, text = check(Own(lambda self, y, x, adj, t: F.sum(0 * y) + 420.0 / len(x)))
     assert text == (
-        'the loss of Own takes rows of a sparse batch for molecules: for 12 molecules in %d rows '
+        'the loss of Own mistakes rows of a sparse batch for molecules: '
+        'for 12 molecules in %d rows '
         'the loss is %.6g; with %d more rows, which belong to no molecule, it is %.6g. %s %s'
         % (N_ROWS + 12, 420 / (N_ROWS + 12), N_ROWS + 12, 210 / (N_ROWS + 12), COUNTED, PAGE)
     )
@@ -721,7 +722,7 @@ def captured(model, device):
 def test_a_captured_training_that_is_wrong(device, graphs):
     _, (reason, text) = captured(Own(WRONG['len(atoms)'][0]), device)
     assert reason.startswith('GraphUpdater trains eagerly: spare rows at the end of a batch, ')
-    begin = 'the loss of Own takes rows of a sparse batch for molecules: '
+    begin = 'the loss of Own mistakes rows of a sparse batch for molecules: '
     assert text.startswith(begin) and text.endswith(PAGE)
 
 
@@ -730,7 +731,8 @@ def test_what_the_trial_of_a_captured_step_does_not_find(device, graphs, monkeyp
     monkeypatch.setattr(Program, 'try_out', lambda self, batch: None)
     updater, (text,) = captured(Own(WRONG['len(atoms)'][0]), device)
     begin = (
-        'GraphUpdater trains eagerly: the loss of Own takes rows of a sparse batch for molecules: '
+        'GraphUpdater trains eagerly: '
+        'the loss of Own mistakes rows of a sparse batch for molecules: '
     )
     assert text.startswith(begin) and text.endswith(PAGE)
     assert 'GraphUpdater trains eagerly: %s' % updater._driver.reason == text
@@ -770,7 +772,7 @@ def test_a_loss_function_and_a_loop_by_hand():
     optimizer = optimizers.Adam().setup(model)
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     (text,) = caught_by(lambda: [optimizer.update(loss, *batch) for _ in range(3)])
-    assert text.startswith('the loss of GraphConvPredictor takes rows of a sparse batch')
+    assert text.startswith('the loss of GraphConvPredictor mistakes rows of a sparse batch')
     optimizer = optimizers.Adam().setup(model)  # another training
     assert caught_by(lambda: optimizer.update(loss, *batch))
 
@@ -967,8 +969,9 @@ def test_an_error_on_a_sparse_batch_names_the_remedies(name):
 def test_an_error_of_chainer_about_the_batch_says_what_to_leave_out(function):
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     remedy = (
-        ' As adj is on the right device and no array, leave out chainer.Variable(adj) and '
-        'cuda.to_gpu(adj), and let a function that you give to F.forget close over it.'
+        ' adj is on the right device already and is not an array: leave out '
+        'chainer.Variable(adj) and cuda.to_gpu(adj), and let a function that you give to F.forget '
+        'close over adj.'
     )
     assert notes_of(function, *batch) == [NOTE % (N_ROWS + 12, remedy)]
 

@@ -313,7 +313,7 @@ def test_a_check_compares_reported_numbers(device, graphs):
     assert found == 8 * [1.0] + 2 * [0.25]
     assert causes == [
         'GraphUpdater trains eagerly: a replay of the captured step repeats a number that an eager '
-        'one reports otherwise, main/predictor/beta (relative difference 3.0e+00): it depends on '
+        'one reports differently, main/predictor/beta (relative difference 3.0e+00): it depends on '
         'a value of Python that has changed since it was captured, and that is not watched '
         '(docs/captured_training.md)'
     ]

@@ -2040,7 +2040,8 @@ def test_a_long_chain_of_objects_is_cut():
         chain = {'next': chain}
     reach = Reach(lambda: chain)
     assert reach.cannot == [
-        'leave changes in the variable chain that <lambda> reads, after %d other objects'
+        'leave changes in the variable chain that <lambda> reads, which is reached only '
+        'after %d other objects'
         % MAX_THINGS
     ]
 
@@ -2122,7 +2123,7 @@ def test_an_object_that_cannot_be_looked_at():
 def test_a_context_variable_without_a_value():
     variable: contextvars.ContextVar = contextvars.ContextVar('n')
     assert Reach(lambda: variable).cannot == [
-        'leave a value in the context variable n, which has none'
+        'leave a value in the context variable n, which has no value now'
     ]
 
 

@@ -297,7 +297,7 @@ def gru_step(
         Variable: (n_nodes, H), of x's dtype.
 
     Raises:
-        TypeError: x is no array of floats.
+        TypeError: x is not an array of floats.
         ValueError: a shape or the number of parameters does not fit.
 
     Source:

@@ -230,8 +230,8 @@ def relation_linear(
         parameters of another dtype are converted.
 
     Raises:
-        TypeError: ``adj`` is no BatchedCSR, or its values have another dtype than ``x``; an array
-            is not of floats.
+        TypeError: ``adj`` is not a BatchedCSR, or its values have another dtype than ``x``; an
+            array is not of floats.
         ValueError: a shape or a device does not fit, or the activation is another one.
 
     Note:
