@@ -169,11 +169,7 @@ README, PERFORMANCE = 'README.md', 'docs/performance.md'
             'ours is {} to {} times as fast as JAX in FP32',
             lambda: folded_over_jax('FP32'),
         ),
-        (
-            PERFORMANCE,
-            'and {} to {} times as fast as JAX in TF32',
-            lambda: folded_over_jax('TF32'),
-        ),
+        (PERFORMANCE, 'and {} to {} times as fast as JAX in TF32', lambda: folded_over_jax('TF32')),
     ],
 )
 def test_ranges_in_the_text(page, sentence, values):

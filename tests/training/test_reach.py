@@ -2041,8 +2041,7 @@ def test_a_long_chain_of_objects_is_cut():
     reach = Reach(lambda: chain)
     assert reach.cannot == [
         'leave changes in the variable chain that <lambda> reads, which is reached only '
-        'after %d other objects'
-        % MAX_THINGS
+        'after %d other objects' % MAX_THINGS
     ]
 
 
