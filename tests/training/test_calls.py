@@ -24,6 +24,12 @@ from tests.support.training import HOST, is_captured, make_model, make_updater, 
 from tests.training import host_graphs
 
 
+@pytest.fixture(autouse=True)
+def frozen():
+    """Freeze all objects: a test that ran before may have unfrozen them, as the examples do."""
+    gc.freeze()
+
+
 class Chosen(chainer.Link):
     """Link that chooses its loss by name; `made` has weak references to objects of its steps."""
 
@@ -66,7 +72,7 @@ def step(link, *loss):
 
 
 def test_functions_that_a_loss_calls():
-    """They are found among objects that are frozen, as those of this file are."""
+    """They are found among objects that are frozen."""
     assert gc.get_freeze_count()
     link = Chosen()
     step(link)
