@@ -140,7 +140,7 @@ README, PERFORMANCE = 'README.md', 'docs/performance.md'
         ),
         (
             README,
-            '`predict` of dense examples on a GPU is {} to {} times as fast',
+            '`predict` of dense examples on a GPU is only {} to {} times as fast',
             lambda: answers.predictions(stored('two_lines')),
         ),
         (
