@@ -47,11 +47,12 @@ class CSRConverter(chainer.dataset.Converter):
         strip_padding (bool or None): whether trailing atoms of id 0 without bonds are padding of
             the data set. True: they are, and get no rows. False: they are atoms, as with the
             ``*_wle`` methods, whose ids begin at 0. None: they are padding, but packed batches
-            raise ValueError where that is not certain, because molecules differ in size or another
-            atom has id 0. Folded batches do not depend on this option, because such an atom equals
-            a phantom atom, with two exceptions. If a molecule has more atoms than ``padded_to``,
-            the rest would be dropped, so None raises ValueError as in packed batches. And only True
-            drops the rows of node columns. Padded batches keep all rows.
+            raise ValueError where that is not certain, because molecules differ in size, another
+            atom has id 0, or there is one molecule only, as in a last batch of one. Folded batches
+            do not depend on this option, because such an atom equals a phantom atom, with two
+            exceptions. If a molecule has more atoms than ``padded_to``, the rest would be dropped,
+            so None raises ValueError as in packed batches. And only True drops the rows of node
+            columns. Padded batches keep all rows.
 
     Raises:
         TypeError: the class itself was passed as a converter, so that ``layout`` is a batch; or a

@@ -111,7 +111,9 @@ def joined(parts):
     if all(isinstance(part, numpy.ndarray) for part in parts) and (
         len({part.shape[1:] for part in parts}) == 1
     ):
-        return numpy.concatenate(parts)
+        # Upstream stacks numbers, but gives all arrays the dtype of the first.
+        dtype = _dtype(parts) if parts[0].ndim > 1 else None
+        return numpy.concatenate(parts, dtype=dtype)
     return VaryingLabels.of(list(itertools.chain(*parts)))
 
 

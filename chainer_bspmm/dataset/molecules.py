@@ -53,7 +53,7 @@ class Molecules:
         return self.sizes.size
 
     def __reduce__(self):
-        return Molecules, tuple(self.fields().values())
+        return Molecules, tuple(self.fields().values()), {'_is_padding': self._is_padding}
 
     def fields(self):
         """Return the arguments of the constructor by name."""
@@ -139,6 +139,7 @@ class Molecules:
         """Whether trailing ids 0 must be padding.
 
         They must be if several molecules are all padded to one size, and no atom has id 0.
+        Molecules that were taken from others are as certain as these.
         """
         if self._is_padding is None:
             sizes = self.full_sizes
@@ -248,7 +249,7 @@ class Molecules:
         """Return a copy of the molecules at an index, (k,) int64."""
         nodes = build.ranges(self.starts[index], self.sizes[index])
         entries = build.ranges(self.entry_starts[index], self.nnz[index])
-        return Molecules(
+        taken = Molecules(
             atoms=self.atoms[nodes],
             sizes=self.sizes[index],
             full_sizes=self.full_sizes[index],
@@ -258,6 +259,8 @@ class Molecules:
             n_relations=self.n_relations,
             labels=[label[index] for label in self.labels],
         )
+        taken._is_padding = self.is_padding
+        return taken
 
     @classmethod
     def from_examples(cls, examples, name='batch', first=0, strip=True):
@@ -342,6 +345,9 @@ class Molecules:
         )
         if all(part._symmetric is not None for part in parts):
             molecules._symmetric = numpy.concatenate([part._symmetric for part in parts])
+        if all(part._is_padding is not None for part in parts):
+            are_equal = len(set(molecules.full_sizes.tolist())) == 1
+            molecules._is_padding = are_equal and all(part._is_padding for part in parts)
         return molecules
 
 

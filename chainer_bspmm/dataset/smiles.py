@@ -72,12 +72,11 @@ ORDERS = frozenset(BOND_TYPES.values())
 RELATIONS = numpy.zeros(7, int)  # relation of a bond, indexed by twice its order
 RELATIONS[[int(2 * order) for order in BOND_TYPES.values()]] = range(4)
 
-# Table from characters to atomic numbers, for a SMILES without brackets as RDKit writes it, in
-# which Cl and Br have been replaced by their atomic numbers. NO_SYMBOLS: its other characters.
-SYMBOLS = bytes.maketrans(
-    b'BCNOPSFIbcnops*', bytes([5, 6, 7, 8, 15, 16, 9, 53, 5, 6, 7, 8, 15, 16, 0])
-)
-NO_SYMBOLS = b'()=#-:/\\.%0123456789'
+# Characters of a SMILES without brackets, as RDKit writes it: for atoms, with their atomic numbers,
+# where L and R stand for Cl and Br, and the others, which stand for no atom.
+ATOMS = b'BCNOPSFIbcnops*LR'
+SYMBOLS = bytes.maketrans(ATOMS, bytes([5, 6, 7, 8, 15, 16, 9, 53, 5, 6, 7, 8, 15, 16, 0, 17, 35]))
+NO_SYMBOLS = b'()=#-:/\\.%0123456789$~<>'
 # Between these elements RDKit makes only bonds of BOND_TYPES, unless a SMILES asks for others.
 NON_METALS = bytes([0, 1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 52, 53])
 MOST_IN_MATRIX = 256  # atoms; for larger molecules a loop over the bonds is as fast
@@ -109,10 +108,11 @@ def _mol(smiles):
 def _atomic_numbers(canonical, mol):
     """Return a molecule's atomic numbers (bytes), from its SMILES if possible: RDKit is slower."""
     if '[' not in canonical:
-        text = canonical.encode().replace(b'Cl', b'\x11').replace(b'Br', b'\x23')
-        numbers = text.translate(SYMBOLS, NO_SYMBOLS)
-        if len(numbers) == mol.GetNumAtoms():  # hydrogens may have been added
-            return numbers
+        text = canonical.encode().replace(b'Cl', b'L').replace(b'Br', b'R')
+        atoms = text.translate(None, NO_SYMBOLS)
+        are_all = len(atoms) == mol.GetNumAtoms()  # hydrogens may have been added
+        if are_all and not atoms.translate(None, ATOMS):
+            return atoms.translate(SYMBOLS)
     return bytes([mol.GetAtomWithIdx(i).GetAtomicNum() for i in range(mol.GetNumAtoms())])
 
 
@@ -489,7 +489,8 @@ def from_smiles(
         raise TypeError('smiles: expected a sequence of SMILES, got one: %r' % smiles)
     smiles = list(smiles)
     if labels is not None and not isinstance(labels, (list, tuple)):
-        labels = numpy.atleast_1d(labels)  # pandas would not index them by position
+        # pandas would not index them by position, and a mask would change the loss.
+        labels = numpy.atleast_1d(numpy.asarray(labels))
     if labels is not None and len(labels) != len(smiles):
         text = 'labels: expected one for each of the %d SMILES, got %d'
         raise ValueError(text % (len(smiles), len(labels)))
@@ -506,7 +507,7 @@ def from_smiles(
     if failures:
         _warn_of(failures, len(smiles))
     if isinstance(labels, numpy.ndarray) and labels.dtype.kind in 'biuf':
-        molecules.labels.append(labels[kept])
+        molecules.labels.append(labels[kept].astype(labels.dtype.newbyteorder('='), copy=False))
     elif labels is not None:
         rows = [labels[i] for i in kept.tolist()]
         molecules.labels += labels_of([rows], 'labels', 0, may_be_names=False)

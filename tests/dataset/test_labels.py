@@ -384,3 +384,15 @@ def test_a_half_does_not_decide_for_larger_numbers():
         # The numbers are compared in Python, because NumPy would convert 1e6 to float16, which is
         # infinity.
         assert concat_mols(to_sparse(examples)[:])[2].max().item() == 1e6
+
+
+@pytest.mark.parametrize('shape', [(), (1,)], ids=str)
+@pytest.mark.parametrize('dtypes', ['fd', 'df', 'if', 'ef'])
+def test_labels_of_joined_data_sets_have_the_dtype_of_dense_ones(dtypes, shape):
+    labels = of_dtypes(numpy.arange(6.0).reshape(6, *shape), 3 * dtypes[0] + 3 * dtypes[1])
+    dense = [(*molecule, label) for molecule, label in zip(molecules(SIZES, n_labels=0), labels)]
+    both = ConcatenatedDataset(to_sparse(dense[:3]), to_sparse(dense[3:]))
+    for index in ([0, 4], [4, 0]):
+        found, expected = (concat_mols([data[i] for i in index])[2] for data in (both, dense))
+        assert found.dtype == expected.dtype
+        numpy.testing.assert_array_equal(found, expected)

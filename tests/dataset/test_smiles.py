@@ -72,6 +72,9 @@ SMILES = [
     'CS(C)->O',
     'O<-S',
     'O<-C1CC1',
+    'C#N->B(F)F',  # as many arrows as hydrogens
+    'FB(F)<-OC(F)(F)F',
+    'N~O',
     'CB(O)OI',
     'C' * 300,  # has more atoms than are read from one matrix
     '[NH4+].[O-]c1ccc[se]1',
@@ -310,6 +313,17 @@ def test_labels_follow_super_nodes():
     numpy.testing.assert_array_equal(columns, numpy.array(labels)[result.kept])
 
 
+def test_labels_are_plain_arrays():
+    """As in a dense data set, a mask has no effect, and the order of bytes is the machine's."""
+    values = numpy.arange(len(SMILES), dtype='f')
+    for labels in (numpy.ma.masked_equal(values, 3), values.astype('>f4'), values.astype('<f4')):
+        result = from_smiles(SMILES, 'rsgcn', labels)
+        (found,) = result.dataset.molecules.labels
+        assert type(found) is numpy.ndarray and found.dtype == numpy.dtype('f')
+        assert found.dtype.isnative
+        numpy.testing.assert_array_equal(found, values[result.kept])
+
+
 @pytest.mark.parametrize('kind', [pandas.DataFrame, pandas.Series])
 def test_labels_of_pandas_are_taken_by_position(kind):
     """The index of a pandas object may be in another order than its rows."""
@@ -467,7 +481,7 @@ def test_a_subclass_of_upstreams_preprocessor():
 
 @pytest.mark.parametrize('labels, n', [([1, 2], 2), (1.0, 1)], ids=str)
 def test_as_many_labels_as_smiles(labels, n):
-    message = 'labels: expected one for each of the 35 SMILES, got %d' % n
+    message = 'labels: expected one for each of the 38 SMILES, got %d' % n
     fails('nfp', ValueError, message, smiles=SMILES, labels=labels)
 
 

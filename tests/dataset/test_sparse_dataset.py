@@ -72,6 +72,32 @@ def test_trailing_ids_0_are_padding_if_all_molecules_are_padded_to_one_size(atom
     assert to_sparse(examples).molecules.is_padding is is_padding
 
 
+def pickled(thing):
+    return pickle.loads(pickle.dumps(thing))
+
+
+def test_molecules_of_another_process_have_padding_as_in_their_data_set():
+    """A last batch of one is all that another process sends, and alone it would tell nothing."""
+    sparse = to_sparse(molecules(SIZES, out_size=7))
+    packed = CSRConverter('packed')
+    for i in (0, 2):
+        expected = packed(sparse[i : i + 1])
+        assert_same_batch(packed(pickled(sparse[i : i + 1])), expected)
+        assert_same_batch(packed([pickled(sparse[i])]), expected)
+    assert_same_batch(packed([pickled(sparse[i]) for i in (4, 0)]), packed(sparse[[4, 0]]))
+
+
+def test_molecules_of_another_process_may_have_atoms_of_id_0_as_in_their_data_set():
+    examples = [
+        (numpy.array(ids, 'i'), numpy.zeros((len(ids),) * 2, 'f'))
+        for ids in ([6, 8, 0], [6, 0, 0], [6, 8])
+    ]
+    sparse = to_sparse(examples)
+    for batch in (sparse[:2], pickled(sparse[:2]), [pickled(sparse[i]) for i in range(2)]):
+        with pytest.raises(ValueError, match='^strip_padding: expected True or False'):
+            CSRConverter('packed')(batch)
+
+
 @pytest.mark.parametrize('part', [1, 2, 4, 100])
 @pytest.mark.parametrize('chunk', [1, 2, 100])
 @pytest.mark.parametrize('layout', LAYOUTS)
@@ -135,6 +161,7 @@ def test_indexing():
         for example, i in zip(part, chosen):
             numpy.testing.assert_array_equal(example[2], dense[i][2])
     assert len(sparse[[]]) == 0
+    assert len(sparse[numpy.array([])]) == 0  # floats, as splitters give for an empty part
 
 
 def test_a_part_of_a_part():
@@ -571,8 +598,8 @@ def test_a_molecule_alone_may_end_with_an_atom_of_id_0():
     message = (
         'strip_padding: expected True or False for this data set, got None: batch[0] would lose '
         'the last 1 of its 3 atoms, which have id 0 and no bond. They may be atoms, not padding: '
-        'molecules differ in size, or other atoms have id 0, too. strip_padding=True drops such '
-        'atoms, strip_padding=False keeps them'
+        'there is one molecule, or they differ in size, or other atoms have id 0, too. '
+        'strip_padding=True drops such atoms, strip_padding=False keeps them'
     )
     for batch in ([example], to_sparse([example])[:]):
         with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
