@@ -229,7 +229,7 @@ def _explain(error, adj):
     ) % (adj.n_graphs, adj.n_rows)
     if name.startswith('chainer.') and type(adj).__name__ in str(error):
         text += (
-            ' adj is on the right device already and is not an array: leave out '
+            ' adj is not an array, and the converter sends it to its device: leave out '
             'chainer.Variable(adj) and cuda.to_gpu(adj), and let a function that you give to '
             'F.forget close over adj.'
         )

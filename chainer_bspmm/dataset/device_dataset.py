@@ -31,7 +31,7 @@ class DeviceMolecules(Molecules):
     def __init__(self, host: Molecules, device: chainer.backend.GpuDevice, max_bytes=None):
         _check_labels(host.labels)
         super().__init__(**host.fields())
-        self._symmetric, self._is_padding = host.symmetric, host.is_padding
+        self._symmetric = host.symmetric
         self.host = host
         self.device = device
         # Largest atom id of every molecule, 0 if it has no atoms; None for features.

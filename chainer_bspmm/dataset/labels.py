@@ -112,7 +112,8 @@ def joined(parts):
         len({part.shape[1:] for part in parts}) == 1
     ):
         # Upstream stacks numbers, but gives all arrays the dtype of the first.
-        dtype = _dtype(parts) if parts[0].ndim > 1 else None
+        are_arrays = parts[0].ndim > 1 and all(part.dtype.kind in NUMBERS for part in parts)
+        dtype = _dtype(parts) if are_arrays else None
         return numpy.concatenate(parts, dtype=dtype)
     return VaryingLabels.of(list(itertools.chain(*parts)))
 

@@ -53,7 +53,7 @@ class Molecules:
         return self.sizes.size
 
     def __reduce__(self):
-        return Molecules, tuple(self.fields().values()), {'_is_padding': self._is_padding}
+        return Molecules, tuple(self.fields().values()), {'_is_padding': self._is_padding or None}
 
     def fields(self):
         """Return the arguments of the constructor by name."""
@@ -138,8 +138,8 @@ class Molecules:
     def is_padding(self):
         """Whether trailing ids 0 must be padding.
 
-        They must be if several molecules are all padded to one size, and no atom has id 0.
-        Molecules that were taken from others are as certain as these.
+        They must be if several molecules are all padded to one size, and no atom has id 0. The
+        same holds for any molecules that were taken from such a data set.
         """
         if self._is_padding is None:
             sizes = self.full_sizes
@@ -259,7 +259,7 @@ class Molecules:
             n_relations=self.n_relations,
             labels=[label[index] for label in self.labels],
         )
-        taken._is_padding = self.is_padding
+        taken._is_padding = self.is_padding or None  # a part may be certain where the whole is not
         return taken
 
     @classmethod
@@ -345,9 +345,9 @@ class Molecules:
         )
         if all(part._symmetric is not None for part in parts):
             molecules._symmetric = numpy.concatenate([part._symmetric for part in parts])
-        if all(part._is_padding is not None for part in parts):
-            are_equal = len(set(molecules.full_sizes.tolist())) == 1
-            molecules._is_padding = are_equal and all(part._is_padding for part in parts)
+        are_equal = (molecules.full_sizes == molecules.full_sizes[:1]).all()
+        if are_equal and all(part._is_padding for part in parts):
+            molecules._is_padding = True
         return molecules
 
 

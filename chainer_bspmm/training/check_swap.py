@@ -152,6 +152,8 @@ def _both_ways(model, function, batch, dense_batch):
         try:
             run = _Run(model, function, dtype, batch)
             return run, run(batch), run(dense_batch, is_dense=True)
+        except _CannotTell:
+            raise
         except Exception as error:
             failure = error
     # An error of the swapped model is raised by the training as well, with its traceback.

@@ -32,7 +32,7 @@ FEW_ROUNDINGS = 8, 24, 56
 SPARE_ROWS = 'spare rows at the end of a batch, which belong to no molecule, change %s: %s'
 TAKE_BATCH = '__call__', 'forward'  # methods whose arguments are arrays of a batch
 BRANCH = (
-    'the %s compares a size of its batch, "%s" in %s, but when captured its buffers are larger '
+    'the %s compares a size of its batch, "%s" in %s, but when captured its buffers may be larger '
     'than the batch'
 )
 ON_HOST = '%s is reported as a value on the host, which a replay would repeat'

@@ -76,26 +76,35 @@ def pickled(thing):
     return pickle.loads(pickle.dumps(thing))
 
 
-def test_molecules_of_another_process_have_padding_as_in_their_data_set():
+def carbons(n_atoms, size):
+    """Return an example of n carbons without bonds, padded to a size."""
+    atoms = numpy.zeros(size, 'i')
+    atoms[:n_atoms] = 6
+    return atoms, numpy.zeros((size, size), 'f')
+
+
+def test_a_molecule_of_another_process_has_padding_as_in_its_data_set():
     """A last batch of one is all that another process sends, and alone it would tell nothing."""
     sparse = to_sparse(molecules(SIZES, out_size=7))
     packed = CSRConverter('packed')
-    for i in (0, 2):
-        expected = packed(sparse[i : i + 1])
-        assert_same_batch(packed(pickled(sparse[i : i + 1])), expected)
-        assert_same_batch(packed([pickled(sparse[i])]), expected)
-    assert_same_batch(packed([pickled(sparse[i]) for i in (4, 0)]), packed(sparse[[4, 0]]))
+    for received in (pickled(sparse[2:3]), [pickled(sparse[2])]):
+        assert_same_batch(packed(received), packed(sparse[2:3]))
 
 
-def test_molecules_of_another_process_may_have_atoms_of_id_0_as_in_their_data_set():
-    examples = [
-        (numpy.array(ids, 'i'), numpy.zeros((len(ids),) * 2, 'f'))
-        for ids in ([6, 8, 0], [6, 0, 0], [6, 8])
-    ]
-    sparse = to_sparse(examples)
-    for batch in (sparse[:2], pickled(sparse[:2]), [pickled(sparse[i]) for i in range(2)]):
-        with pytest.raises(ValueError, match='^strip_padding: expected True or False'):
-            CSRConverter('packed')(batch)
+@pytest.mark.parametrize('is_pickled', [False, True])
+def test_molecules_that_tell_nothing_alone_do_so_together(is_pickled):
+    examples = [to_sparse([carbons(n, 7)])[0] for n in (3, 5)]
+    if is_pickled:
+        examples = list(map(pickled, examples))
+    atoms, _ = CSRConverter('packed')(examples)
+    assert atoms.size == 3 + 5
+
+
+def test_molecules_that_are_padded_to_several_sizes_may_have_atoms_of_id_0():
+    parts = [to_sparse([carbons(n, size) for n in (3, 5)]) for size in (7, 9)]
+    assert all(part.molecules.is_padding for part in parts)
+    with pytest.raises(ValueError, match='^strip_padding: expected True or False'):
+        CSRConverter('packed')([part[0] for part in parts])
 
 
 @pytest.mark.parametrize('part', [1, 2, 4, 100])
@@ -598,7 +607,7 @@ def test_a_molecule_alone_may_end_with_an_atom_of_id_0():
     message = (
         'strip_padding: expected True or False for this data set, got None: batch[0] would lose '
         'the last 1 of its 3 atoms, which have id 0 and no bond. They may be atoms, not padding: '
-        'there is one molecule, or they differ in size, or other atoms have id 0, too. '
+        'the batch is one molecule, or molecules differ in size, or other atoms have id 0, too. '
         'strip_padding=True drops such atoms, strip_padding=False keeps them'
     )
     for batch in ([example], to_sparse([example])[:]):

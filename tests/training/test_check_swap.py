@@ -223,6 +223,14 @@ def test_what_cannot_be_told(name):
     assert actual.equal is None and reason in (None, actual.text)
 
 
+def test_a_model_that_cannot_be_copied():
+    model = sparsify(Own(EQUAL['its molecules']))
+    model.numbers = (i for i in range(3))
+    found = check_swap(model, examples())
+    assert found.equal is None
+    assert found.text.startswith('the model cannot be copied to the host: TypeError(')
+
+
 class Counting(Own):
     def __init__(self):
         super().__init__(EQUAL['a lazy layer'])

@@ -969,7 +969,7 @@ def test_an_error_on_a_sparse_batch_names_the_remedies(name):
 def test_an_error_of_chainer_about_the_batch_says_what_to_leave_out(function):
     batch = chainer_bspmm.concat_mols(EXAMPLES)
     remedy = (
-        ' adj is on the right device already and is not an array: leave out '
+        ' adj is not an array, and the converter sends it to its device: leave out '
         'chainer.Variable(adj) and cuda.to_gpu(adj), and let a function that you give to F.forget '
         'close over adj.'
     )
