@@ -74,6 +74,17 @@ def test_features_that_are_the_state():
         assert_same_outcome(same, [y, first + second], 'd', 1e-14)
 
 
+def test_weights_whose_sum_float16_cannot_hold():
+    shapes = [(H, H + M), (H,)] * 3 + [(H, H), (H,)] * 3
+    parameters = [numpy.zeros(shape, 'float16') for shape in shapes]
+    for W in (parameters[2], parameters[8]):  # of the update gate, for x and for the state
+        W[:, :H] = 4e4
+    x, message = numpy.full((N, H), 1e-4, 'float16'), numpy.zeros((N, M), 'float16')
+    with numpy.errstate(all='raise', under='ignore'):
+        y = step(x, message, x, *parameters).array
+    assert abs(y).max() < 1e-4  # between x and the candidate, 0
+
+
 @pytest.mark.parametrize('n_rows, n', [(600, 64), (2300, 64), (5000, 64), (600, 256)])
 @pytest.mark.parametrize('state', ['none', 'given', 'x'])
 def test_as_wide_as_models_are(xp, state, n_rows, n):

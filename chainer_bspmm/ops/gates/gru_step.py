@@ -47,11 +47,12 @@ class GRUStep(AccumulateInPlace, FusedNode):
             return y
         U_h = pairs[3][0]
         U = concat([U for U, _ in pairs[4:]])
-        by_state = None
-        if self._state == 'x':
+        if self._state == 'x' and x.dtype != numpy.float16:
             # W_z and U_z have the same input, and so have W_r and U_r: one product applies both.
+            # Float16 is left out, because it may not hold the sum of two weights.
             n = state.shape[1]
             W[n:, :n] += U
+            U = by_state = None
         else:
             by_state = dot(state, U.T)
         sums = dot(both, W.T)
@@ -95,12 +96,10 @@ class GRUStep(AccumulateInPlace, FusedNode):
             g = _candidate_gradient(gy, h, z, state)
             g_h, g_zr = g[:, :n], g[:, n:]
             g_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
-            gW = dot(g.T, both)
-            if self._state == 'x':
-                gU = gW[n:, :n].copy()
-            else:
-                gU = dot(g_zr.T, state)
+            if U is not None:
                 g_state = dot(g_zr, U, to=g_state)
+            gW = dot(g.T, both)
+            gU = gW[n:, :n].copy() if self._state == 'x' else dot(g_zr.T, state)
             gW = [*shared(gW, 3), *shared(dot(g_h.T, reset_state)), *shared(gU, 2)]
         # Equal gradients of W and U, and of their biases, are separate arrays, because optimizer
         # hooks write to them.
