@@ -79,7 +79,8 @@ def test_weights_whose_sum_float16_cannot_hold():
     parameters = [numpy.zeros(shape, 'float16') for shape in shapes]
     for W in (parameters[2], parameters[8]):  # of the update gate, for x and for the state
         W[:, :H] = 4e4
-    x, message = numpy.full((N, H), 1e-4, 'float16'), numpy.zeros((N, M), 'float16')
+    x = numpy.full((N, H), 1e-4, 'float16')
+    message = numpy.zeros((N, M), 'float16')
     with numpy.errstate(all='raise', under='ignore'):
         y = step(x, message, x, *parameters).array
     assert abs(y).max() < 1e-4  # between x and the candidate, 0
