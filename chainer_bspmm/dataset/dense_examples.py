@@ -89,8 +89,7 @@ def refuse_loss(sizes, full_sizes, n_rows):
             'strip_padding: expected True or False for this data set, got None: batch[%d] would '
             'lose the last %d of its %d atoms, which have id 0 and no bond. They may be atoms, '
             'not padding: the batch is one molecule, or molecules differ in size, or other atoms '
-            'have id 0, too. '
-            'strip_padding=True drops such atoms, strip_padding=False keeps them'
+            'have id 0, too. strip_padding=True drops such atoms, strip_padding=False keeps them'
             % (i, lost[i], full_sizes[i])
         )
 

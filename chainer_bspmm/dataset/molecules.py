@@ -53,7 +53,7 @@ class Molecules:
         return self.sizes.size
 
     def __reduce__(self):
-        return Molecules, tuple(self.fields().values()), {'_is_padding': self._is_padding or None}
+        return Molecules, tuple(self.fields().values()), {'_is_padding': self._is_padding}
 
     def fields(self):
         """Return the arguments of the constructor by name."""
@@ -345,9 +345,9 @@ class Molecules:
         )
         if all(part._symmetric is not None for part in parts):
             molecules._symmetric = numpy.concatenate([part._symmetric for part in parts])
-        are_equal = (molecules.full_sizes == molecules.full_sizes[:1]).all()
-        if are_equal and all(part._is_padding for part in parts):
-            molecules._is_padding = True
+        if all(part._is_padding for part in parts):
+            sizes = molecules.full_sizes
+            molecules._is_padding = bool((sizes == sizes[:1]).all())
         return molecules
 
 

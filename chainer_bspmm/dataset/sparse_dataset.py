@@ -75,8 +75,10 @@ class SparseDataset(Selection, NumpyTupleDataset):
 
     def __getitem__(self, index):
         if isinstance(index, (slice, list, numpy.ndarray)):
-            if not isinstance(index, slice) and numpy.shape(index) == (0,):
-                index = slice(0)  # NumPy takes an empty list for an array of floats
+            if not isinstance(index, slice):
+                index = numpy.asarray(index)
+                if index.shape == (0,):  # NumPy takes an empty list for an array of floats
+                    index = slice(0)
             order = self.order[index]
             if order.ndim != 1:
                 text = 'index: expected an int, a slice, or one dimension of indices, got shape %s'
