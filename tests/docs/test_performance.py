@@ -12,6 +12,7 @@ from benchmarks import answers, harness, tables  # NOQA: E402
 from benchmarks.training import bench_two_lines, step_contenders  # NOQA: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
+README, PERFORMANCE = 'README.md', 'docs/performance.md'
 
 
 def agrees(cell, value):
@@ -56,15 +57,21 @@ def test_every_table_is_on_a_page():
 
 
 def commits(*folders):
+    """Return the commit of each stored result of some folders, by its folder and name."""
     paths = [path for name in folders for path in (harness.RESULTS / name).glob('*.json')]
-    return {json.loads(path.read_text())['conditions']['commit'] for path in paths}
+    return {
+        f'{path.parent.name}/{path.name}': json.loads(path.read_text())['conditions']['commit']
+        for path in paths
+    }
 
 
-def test_the_results_of_a_gpu_are_of_one_commit():
-    """Results that are not measured again are in other folders, with commits of their own."""
+def test_results_are_of_the_commit_of_the_page_or_named_there_with_their_own():
+    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    (commit,) = re.findall('results come from commit ([0-9a-f]+),', text)
     newer, older = harness.GPUS
-    assert len(commits(newer, 'cpu')) == 1
-    assert len(commits(older)) == 1
+    others = {name: of for name, of in commits(newer, 'cpu').items() if of != commit}
+    assert [name for name, of in others.items() if f'{name}), commit {of};' not in text] == []
+    assert len(set(commits(older).values())) == 1
 
 
 def test_a_result_is_of_one_gpu():
@@ -112,9 +119,6 @@ def eager(*batches):
     return answers.steps(stored('captured'), answers.eager_over_upstream, batches)
 
 
-README, PERFORMANCE = 'README.md', 'docs/performance.md'
-
-
 @pytest.mark.parametrize(
     'page, sentence, values',
     [
@@ -156,7 +160,7 @@ README, PERFORMANCE = 'README.md', 'docs/performance.md'
         (PERFORMANCE, 'and {} to {} times at 1,024', lambda: eager('1024')),
         (
             PERFORMANCE,
-            'the factor over upstream is {} (RelGCN, QM9, 1,024) to {} (NFP, Tox21, 32)',
+            'the factor over upstream is {} (GGNN, QM9, 1,024) to {} (NFP, QM9, 128)',
             lambda: answers.steps(stored('captured'), over_upstream),
         ),
         (
