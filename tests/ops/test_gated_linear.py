@@ -11,7 +11,8 @@ from chainer.backends import cuda
 from chainer_bspmm.ops.gates import gated_linear as module
 from chainer_bspmm.ops.gates.gated_linear import gated_linear
 from tests.support import DTYPES, relative_error
-from tests.support.gradients import assert_same_outcome, check_gradients, outcome
+from tests.support.gradients import assert_gradients_of_changed_inputs, assert_same_outcome
+from tests.support.gradients import check_gradients, outcome
 
 N, OUT = 9, 4
 ACTIVATIONS = [functions.identity, functions.tanh]
@@ -71,6 +72,35 @@ def test_as_wide_as_models_are(xp, widths):
 def test_gradients(xp, activation, with_bias, widths):
     inputs = map(xp.asarray, arrays(widths, with_bias))
     check_gradients(lambda *inputs: apply(len(widths), activation, *inputs), *inputs)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('is_tanh', [False, True])
+def test_kernels_between_products(gpu, is_tanh, dtype):
+    """They run where the weights do not fit into one kernel."""
+    rng = numpy.random.RandomState(0)
+    both, gy = (rng.uniform(-2, 2, (N, width)).astype(dtype) for width in (2 * OUT, OUT))
+    found, expected = (gates(put(both), put(gy), is_tanh) for put in (gpu.put, in_float64))
+    bound = {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+    assert_same_outcome([cuda.to_cpu(array) for array in found], expected, dtype, bound)
+
+
+def in_float64(array):
+    return array.astype('d')
+
+
+def gates(both, gy, is_tanh):
+    """Return the gated rows, and the gradient of both maps."""
+    *maps, y = module._gated(both, is_tanh)
+    return y, module._gated_gradient(gy, *maps, is_tanh=is_tanh)
+
+
+@pytest.mark.parametrize('widths', WIDTHS, ids=str)
+def test_parameters_that_change_before_the_backward_pass(widths):
+    ours = functools.partial(apply, len(widths), functions.tanh)
+    theirs = functools.partial(in_chainers_nodes, len(widths), functions.tanh)
+    indexes = range(len(widths), len(widths) + 4)
+    assert_gradients_of_changed_inputs(ours, theirs, arrays(widths, True), indexes)
 
 
 def test_one_variable_as_both_parts():

@@ -4,10 +4,13 @@ import numpy
 import pytest
 
 import chainer
+from chainer.backends import cuda
 
+from chainer_bspmm.ops.gates import gru_step as module
 from chainer_bspmm.ops.gates.gru_step import gru_step
-from tests.support import relative_error
-from tests.support.gradients import assert_same_outcome, check_gradients, outcome
+from tests.support import DTYPES, relative_error
+from tests.support.gradients import assert_gradients_of_changed_inputs, assert_same_outcome
+from tests.support.gradients import check_gradients, outcome
 
 N, C, M, H = 7, 3, 2, 5
 
@@ -84,6 +87,46 @@ def test_weights_whose_sum_float16_cannot_hold():
     with numpy.errstate(all='raise', under='ignore'):
         y = step(x, message, x, *parameters).array
     assert abs(y).max() < 1e-4  # between x and the candidate, 0
+
+
+@pytest.mark.parametrize('with_state', [False, True])
+def test_parameters_that_change_before_the_backward_pass(with_state):
+    inputs = arrays(with_state=with_state)
+    indexes = range(2 + with_state, len(inputs))
+    assert_gradients_of_changed_inputs(step, chainers_own, inputs, indexes)
+
+
+def drawn(state, widths, n_rows):
+    """Return x, message, the state if it is given, and parameters, in float64."""
+    rng = numpy.random.RandomState(0)
+    n_in, n_message, n = widths
+    shapes = [(n_rows, n_in), (n_rows, n_message)] + [(n_rows, n)] * (state == 'given')
+    shapes += [(n, n_in + n_message), (n,)] * (2 if state is None else 3)
+    shapes += [(n, n), (n,)] * (0 if state is None else 3)
+    return [rng.uniform(-1, 1, shape) for shape in shapes]
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize(
+    'state, widths', [(None, (3, 2, 5)), ('given', (3, 2, 5)), ('x', (5, 2, 5)), ('x', (33, 7, 33))]
+)
+def test_kernels_between_products(gpu, monkeypatch, state, widths, dtype):
+    """They run where the weights do not fit into one kernel."""
+    monkeypatch.setattr(module, 'gated_step_forward', lambda *_: None)
+    inputs = [array.astype(dtype) for array in drawn(state, widths, n_rows=9)]
+    node = module.GRUStep(state)
+    on_device = [gpu.put(array) for array in inputs]
+    y = node._output(on_device)
+    # The gradient is the one of `outcome`.
+    gy = (0.5 + numpy.arange(y.size) * 7 % 17 / 16).reshape(y.shape).astype(dtype)
+    found = [y, *node._gradients(on_device, gpu.put(gy), range(len(inputs)))]
+
+    def function(x, message, *rest):
+        return step(x, message, *([x] if state == 'x' else []), *rest)
+
+    expected = outcome(function, [array.astype('d') for array in inputs])
+    bound = {'float16': 5e-3, 'float32': 2e-6, 'float64': 1e-14}[dtype]
+    assert_same_outcome([cuda.to_cpu(array) for array in found], expected, dtype, bound)
 
 
 @pytest.mark.parametrize('n_rows, n', [(600, 64), (2300, 64), (5000, 64), (600, 256)])

@@ -20,13 +20,18 @@ GRADIENT_BATCHES = [
 ]
 
 
-def outcome(function, arrays, wanted=None, higher=False):
-    """Return a function's output and its gradients, with None for inputs that are not `wanted`."""
+def outcome(function, arrays, wanted=None, higher=False, between=None):
+    """Return a function's output and its gradients, with None for inputs that are not `wanted`.
+
+    ``between(variables)``, if it is given, is called after the forward pass.
+    """
     variables = [
         chainer.Variable(array.copy(), requires_grad=wanted is None or i in wanted)
         for i, array in enumerate(arrays)
     ]
     y = function(*variables)
+    if between is not None:
+        between(variables)
     # The gradient is not y, which a rectifier makes 0. Its elements have one sign, so that sums do
     # not cancel.
     y.grad = (0.5 + y.xp.arange(y.size) * 7 % 17 / 16).reshape(y.shape).astype(y.dtype)
@@ -75,6 +80,18 @@ def check_gradients(function, *inputs):
         )
     for a, b in zip(single, double):
         numpy.testing.assert_allclose(cuda.to_cpu(a.array), cuda.to_cpu(b.array), 1e-9, 1e-9)
+
+
+def assert_gradients_of_changed_inputs(function, reference, arrays, indexes):
+    """Change inputs in place between the passes; compare the gradients with the reference's."""
+    for index in indexes:
+
+        def change(variables, index=index):
+            variables[index].array[...] *= 1.5
+
+        expected = outcome(reference, arrays, between=change)
+        found = outcome(function, arrays, between=change)
+        assert_same_outcome(found, expected, arrays[0].dtype, 1e-13)
 
 
 class Calls(chainer.FunctionHook):

@@ -39,13 +39,17 @@ class GatedLinear(FusedNode):
             y, self._saved = whole
             return y
         x = parts[0] if len(parts) == 1 else concat(parts, axis=1)
-        W = concat(parameters[:2]).astype(dtype, copy=False)
-        both = dot(x, W.T)
+        both = dot(x, self._joined(inputs).T)
         if len(parameters) == 4:
             end_forward(both, concat(parameters[2:]).astype(dtype, copy=False), 'identity')
         *maps, y = _gated(both, self._is_tanh)
-        self._saved = x, W, maps
+        self._saved = x, maps
         return y
+
+    def _joined(self, inputs):
+        """Return the weights of both maps, one below the other, in the dtype of h."""
+        W_gate, W_value = inputs[self._n_parts : self._n_parts + 2]
+        return concat([W_gate, W_value]).astype(inputs[0].dtype, copy=False)
 
     def _operands(self, inputs):
         """Return the rows, no state, and the pairs of parameters for `gated_step_forward`."""
@@ -75,7 +79,9 @@ class GatedLinear(FusedNode):
             )
             by_parts = [gx] if other is None else [gx, g_other]
             return [*by_parts, gW_gate, gW_value, gb_gate, gb_value]
-        x, W, maps = self._saved
+        x, maps = self._saved
+        # Weights are joined anew, because Chainer's own nodes, too, use their values of now.
+        W = self._joined(inputs)
         g = _gated_gradient(gy, *maps, is_tanh=self._is_tanh)
         gradients = {}
         start = 0

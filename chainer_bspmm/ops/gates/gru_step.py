@@ -8,6 +8,7 @@ from chainer import functions, Variable
 from chainer.backends import cuda
 from chainer.types import NdArray
 
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.cuda.partial_sums import shared
 from chainer_bspmm.ops.elementwise import concat, SIGMOID, sigmoid
@@ -39,28 +40,34 @@ class GRUStep(AccumulateInPlace, FusedNode):
             return y
         # One GEMM applies the layers of the input, one the layers of the state. Blocks of columns
         # of `sums` belong to the candidate h, the update gate z and the reset gate r.
-        W = concat([W for W, _ in pairs[:3]])
+        W, U = self._joined(pairs)
         both = concat((x, message), axis=1)
-        if state is None:
-            h, z, y = _first_step(dot(both, W.T), pairs[0][1], pairs[1][1])
-            self._saved = both, W, h, z
-            return y
-        U_h = pairs[3][0]
-        U = concat([U for U, _ in pairs[4:]])
-        if self._state == 'x' and x.dtype != numpy.float16:
-            # W_z and U_z have the same input, and so have W_r and U_r: one product applies both.
-            # Float16 is left out, because it may not hold the sum of two weights.
-            n = state.shape[1]
-            W[n:, :n] += U
-            U = by_state = None
-        else:
-            by_state = dot(state, U.T)
         sums = dot(both, W.T)
+        if state is None:
+            h, z, y = _first_step(sums, pairs[0][1], pairs[1][1])
+            self._saved = both, h, z
+            return y
+        by_state = None if U is None else dot(state, U.T)
         b_h, b_z, b_r, c_h, c_z, c_r = [b for _, b in pairs]
         z, r, reset_state = _gates(sums, by_state, b_z, b_r, c_z, c_r, state)
+        U_h = pairs[3][0]
         h, y = _candidate(sums, dot(reset_state, U_h.T), b_h, c_h, z, state)
-        self._saved = both, W, h, z, r, U, reset_state, U_h
+        self._saved = both, h, z, r, reset_state
         return y
+
+    def _joined(self, pairs):
+        """Return the weights of the input and of the state, each joined; None if there are none.
+
+        If the state is x, W_z and U_z have the same input, and so have W_r and U_r, so their sums
+        are weights of the input. Float16 is left out, because it may not hold such a sum.
+        """
+        W_h, W_z, *rest = [weight for weight, _ in pairs]
+        if not rest:
+            return concat([W_h, W_z]), None
+        W_r, _, U_z, U_r = rest
+        if self._state == 'x' and W_h.dtype != numpy.float16:
+            return _with_state(W_h, W_z, W_r, U_z, U_r), None
+        return concat([W_h, W_z, W_r]), concat([U_z, U_r])
 
     def _split(self, inputs):
         """Return x, message, state or None, and the (W, b) pairs."""
@@ -75,27 +82,29 @@ class GRUStep(AccumulateInPlace, FusedNode):
         return x, message, state, list(zip(rest[::2], rest[1::2]))
 
     def _gradients(self, inputs, gy, indexes):
+        # Weights are joined anew, because Chainer's own nodes, too, use their values of now.
+        x, message, state, pairs = self._split(
+            [array.astype(gy.dtype, copy=False) for array in inputs]
+        )
         if self._is_whole:
             first = 2 + (self._state == 'given')
-            arrays = [array.astype(gy.dtype, copy=False) for array in inputs]
-            x, message, state, pairs = self._split(arrays)
             dtypes = [inputs[i].dtype if i in indexes else None for i in range(first, len(inputs))]
             gx, g_message, g_state, parameters = gated_step_backward(
                 x, message, state, pairs, self._saved, gy, is_tanh=True, dtypes=dtypes
             )
             return [gx, g_message, *([g_state] if first == 3 else []), *parameters]
-        both, W, h, z = self._saved[:4]
+        both, h, z = self._saved[:3]
+        W, U = self._joined(pairs)
         n = gy.shape[1]
-        if self._state is None:
+        if state is None:
             g = _first_step_gradient(gy, h, z)
             g_state = None
             gW = shared(dot(g.T, both), 2)
         else:
-            r, U, reset_state, U_h = self._saved[4:]
-            state = inputs[2 if self._state == 'given' else 0].astype(gy.dtype, copy=False)
+            r, reset_state = self._saved[3:]
             g = _candidate_gradient(gy, h, z, state)
             g_h, g_zr = g[:, :n], g[:, n:]
-            g_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
+            g_state = _gates_gradient(dot(g_h, pairs[3][0]), gy, z, r, state, g)
             if U is not None:
                 g_state = dot(g_zr, U, to=g_state)
             gW = dot(g.T, both)
@@ -103,10 +112,10 @@ class GRUStep(AccumulateInPlace, FusedNode):
             gW = [*shared(gW, 3), *shared(dot(g_h.T, reset_state)), *shared(gU, 2)]
         # Equal gradients of W and U, and of their biases, are separate arrays, because optimizer
         # hooks write to them.
-        n_copies = 1 if self._state is None else 2
+        n_copies = 1 if state is None else 2
         gb = column_sums(g, len(gW) // n_copies, n_copies)
         parameters = [array for pair in zip(gW, gb, strict=True) for array in pair]
-        n_in = inputs[0].shape[1]
+        n_in = x.shape[1]
         gx = dot(g, W[:, :n_in], to=g_state if self._state == 'x' else None)
         g_message = dot(g, W[:, n_in:])
         return [gx, g_message, *([g_state] if self._state == 'given' else []), *parameters]
@@ -133,10 +142,36 @@ def _kernel(name, inputs, outputs, operation):
     return cuda.elementwise(inputs, outputs, operation, 'bspmm_' + name, preamble=SIGMOID)
 
 
+def _with_state(W_h, W_z, W_r, U_z, U_r):
+    """Return W_h, W_z and W_r joined, with U_z and U_r added to their first columns."""
+    n, width = W_h.shape
+    if not launch.on_gpu(W_h):
+        W = concat([W_h, W_z, W_r])
+        W[n:, :n] += concat([U_z, U_r])
+        return W
+    W = cuda.cupy.empty((3 * n, width), W_h.dtype)
+    return _kernel(
+        'gru_weights',
+        'raw T W_h, raw T W_z, raw T W_r, raw T U_z, raw T U_r, int32 n, int32 width',
+        'T W',
+        """
+        ptrdiff_t block = i / width / n, at = i - block * n * width, column = i % width;
+        if (block == 0) {
+          W = W_h[at];
+        } else {
+          W = block == 1 ? W_z[at] : W_r[at];
+          if (column < n) {
+            ptrdiff_t of_state = at / width * n + column;
+            W += block == 1 ? U_z[of_state] : U_r[of_state];
+          }
+        }""",
+    )(W_h, W_z, W_r, U_z, U_r, n, width, W)
+
+
 def _first_step(sums, b_h, b_z):
     """Return h, z and the result ``z * h`` of a step without a state."""
     n = b_h.size
-    if isinstance(sums, numpy.ndarray):
+    if not launch.on_gpu(b_h):
         h = numpy.tanh(sums[:, :n] + b_h)
         z = sigmoid(sums[:, n:], b_z)
         return h, z, z * h
@@ -159,7 +194,7 @@ def _gates(sums, by_state, b_z, b_r, c_z, c_r, state):
     `by_state`: results of the state's layers for z and r; None if they are part of `sums`.
     """
     n = state.shape[1]
-    if isinstance(sums, numpy.ndarray):
+    if not launch.on_gpu(b_z):
         of_gates = sums[:, n:]
         if by_state is not None:
             by_state += of_gates
@@ -169,29 +204,30 @@ def _gates(sums, by_state, b_z, b_r, c_z, c_r, state):
         return z, r, r * state
     inputs = 'T state, raw T sums, raw T b_z, raw T b_r, raw T c_z, raw T c_r, int32 n'
     operands = state, sums, b_z, b_r, c_z, c_r, n
-    name, of_z, of_r = 'gru_gates', '', ''
+    name, second, of_z, of_r = 'gru_gates', '', '', ''
     if by_state is not None:
         inputs += ', raw T by_state'
         operands = *operands, by_state
         name += '_by_state'
+        second = 'ptrdiff_t second = row * 2 * n + at;'
         of_z, of_r = '+ by_state[second]', '+ by_state[second + n]'
     return _kernel(
         name,
         inputs,
         'T z, T r, T reset_state',
         """
-        ptrdiff_t row = i / n, at = i %% n, start = row * 3 * n + at, second = row * 2 * n + at;
+        ptrdiff_t row = i / n, at = i %% n, start = row * 3 * n + at; %s
         z = SIGMOID(sums[start + n] + b_z[at] %s + c_z[at]);
         r = SIGMOID(sums[start + 2 * n] + b_r[at] %s + c_r[at]);
         reset_state = r * state"""
-        % (of_z, of_r),
+        % (second, of_z, of_r),
     )(*operands)
 
 
 def _candidate(sums, by_reset_state, b_h, c_h, z, state):
     """Return h and the result ``state + z * (h - state)``."""
     n = state.shape[1]
-    if isinstance(sums, numpy.ndarray):
+    if not launch.on_gpu(b_h):
         h = by_reset_state
         h += sums[:, :n]
         h += b_h + c_h
@@ -211,7 +247,7 @@ def _candidate(sums, by_reset_state, b_h, c_h, z, state):
 def _first_step_gradient(gy, h, z):
     """Return the gradient with respect to `sums` of :func:`_first_step`."""
     n_rows, n = gy.shape
-    if isinstance(gy, numpy.ndarray):
+    if not launch.on_gpu(gy):
         g = numpy.empty((n_rows, 2 * n), gy.dtype)
         g[:, :n] = gy * z * (1 - h * h)
         g[:, n:] = gy * h * z * (1 - z)
@@ -232,7 +268,7 @@ def _first_step_gradient(gy, h, z):
 def _candidate_gradient(gy, h, z, state):
     """Return the gradient with respect to `sums`; :func:`_gates_gradient` writes r's part."""
     n_rows, n = gy.shape
-    if isinstance(gy, numpy.ndarray):
+    if not launch.on_gpu(gy):
         g = numpy.empty((n_rows, 3 * n), gy.dtype)
         g[:, :n] = gy * z * (1 - h * h)
         g[:, n : 2 * n] = gy * (h - state) * z * (1 - z)
@@ -256,7 +292,7 @@ def _gates_gradient(g_reset_state, gy, z, r, state, g):
     The state's gradient still lacks the part that comes through the layers of z and r.
     """
     n = gy.shape[1]
-    if isinstance(gy, numpy.ndarray):
+    if not launch.on_gpu(gy):
         g[:, 2 * n :] = g_reset_state * state * r * (1 - r)
         return gy - gy * z + g_reset_state * r
     g_state = cuda.cupy.empty(gy.shape, gy.dtype)
