@@ -5,8 +5,8 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.links.inner import is_known, TABLES
-from chainer_bspmm.links.linear import hooked
 from chainer_bspmm.ops.embed_rows import embed_rows
+from chainer_bspmm.ops.link_hooks import hooked
 from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 

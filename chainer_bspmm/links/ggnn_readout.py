@@ -8,9 +8,10 @@ from chainer_chemistry.links.readout import ggnn_readout, scatter_ggnn_readout
 
 from chainer_bspmm.links.embed import node_shape
 from chainer_bspmm.links.inner import expect_elementwise, LINEAR
-from chainer_bspmm.links.linear import hooked, linear_rows, parameters_of, with_bias
+from chainer_bspmm.links.linear import linear_rows, parameters_of, with_bias
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS, gated_linear
+from chainer_bspmm.ops.link_hooks import hooked
 from chainer_bspmm.ops.segments import segment_sum
 from chainer_bspmm.sparse import BatchedCSR
 

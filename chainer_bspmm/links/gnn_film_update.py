@@ -8,6 +8,7 @@ from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.edge_film import edge_film
 from chainer_bspmm.ops.layer_norm import layer_norm
+from chainer_bspmm.ops.link_hooks import refuse_hooks
 
 NORM = (links.LayerNormalization,)
 
@@ -19,7 +20,8 @@ class GNNFiLMUpdate(Update, gnn_film_update.GNNFiLMUpdate):
     upstream's; rows of ``W_linear/W`` and ``W_g/W`` have the relation as their minor index. The
     last relation of upstream's preprocessor holds the self-loops. An update is two nodes of the
     computational graph (more if ``activation`` is not a rectifier), so hooks of the linear layers
-    are refused. A node without edges gets the normalisation of 0, which is its bias.
+    and of the norm are refused. A node without edges gets the normalisation of 0, which is the
+    norm's bias.
 
     Source:
         Brockschmidt 2019 (arXiv:1906.12192), equation 6.
@@ -33,6 +35,7 @@ class GNNFiLMUpdate(Update, gnn_film_update.GNNFiLMUpdate):
         h = edge_film(adj, h, W, W_g, self.activation)
         norm = self.norm_layer
         expect_known(norm, NORM)
+        refuse_hooks(norm)
         if norm.gamma.array is None:
             norm._initialize_params(h.shape[1])
         return layer_norm(h, norm.gamma, norm.beta, norm.eps)

@@ -26,7 +26,8 @@ class GWM(Sparse, gwm.GWM):
         g'         = GRU_super(gate(to_super, relu(U g)))
 
     where ``gate(x, y) = (1 - z) x + z y`` with ``z = sigmoid(H x + G y)``. Hooks of the linear
-    layers in its units are called, but not hooks of the units themselves or of the GRUs.
+    layers in its units are called, but not hooks of the units themselves, which upstream does not
+    call either. Hooks of the GRUs are refused.
 
     Source:
         Ishiguro, Maeda, Koyama 2019 (arXiv:1902.01020); Chainer Chemistry 0.7.1, models/gwm/gwm.py.

@@ -47,10 +47,12 @@ class UnknownLayer(ValueError):
 def calls_of(kind: Any) -> tuple:
     """Return the methods of a class that a call of its links runs, and that a patch may replace.
 
-    They are its ``__call__`` and ``forward``, and the ``__call__`` of its base, because those of
-    GraphLinear and GraphBatchNormalization call it.
+    They are its ``__call__`` and ``forward``, and those of its base, because GraphLinear,
+    GraphBatchNormalization and GRU call them.
     """
-    return kind.__call__, kind.__base__.__call__, getattr(kind, 'forward', None)
+    base = kind.__base__
+    forward, base_forward = getattr(kind, 'forward', None), getattr(base, 'forward', None)
+    return kind.__call__, base.__call__, forward, base_forward
 
 
 # Class -> its :func:`calls_of`, as the sparse links know it. `remember` adds layers here, and the
@@ -75,9 +77,8 @@ def is_known(layer: object, kinds: tuple[type, ...]) -> bool:
 
 def are_patched(kinds: tuple[Any, ...]) -> bool:
     """Return whether the code of one of these classes has been changed."""
-    for kind in kinds:  # `calls_of` is inlined, because models ask in every forward pass
-        calls = kind.__call__, kind.__base__.__call__, getattr(kind, 'forward', None)
-        if CALLS[kind] != calls:
+    for kind in kinds:
+        if CALLS[kind] != calls_of(kind):
             return True
     return False
 

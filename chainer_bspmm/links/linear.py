@@ -3,24 +3,14 @@
 import chainer
 from chainer import functions
 
-from chainer_bspmm.links.inner import CALLS, expect_known, LINEAR, refuse
+from chainer_bspmm.links.inner import CALLS, calls_of, expect_known, LINEAR, refuse
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.ops.elementwise import ACTIVATIONS
 from chainer_bspmm.ops.gates.gru_step import gru_step
 from chainer_bspmm.ops.graph_linear import graph_linear
+from chainer_bspmm.ops.link_hooks import hooked, refuse_hooks
 from chainer_bspmm.ops.linear_softmax import linear_softmax
-
-
-def hooked(*links: chainer.Link) -> bool:
-    """Return whether a hook is active, for all links or for one of these: they must be called."""
-    if chainer._get_link_hooks():
-        return True
-    for link in links:
-        # Objects that are not links count as hooked: the call will refuse them.
-        if getattr(link, 'local_link_hooks', True):
-            return True
-    return False
 
 
 def linear_rows(linear, h):
@@ -54,9 +44,10 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
 def gated_step(gru, x, message):
     """Take a step of a GRU with input ``[x, message]``, as one node, and keep the state.
 
-    A message may have no columns. Hooks of the GRU are not called; hooks of its layers are refused.
+    A message may have no columns. Hooks of the GRU and of its layers are refused.
     """
     expect_known(gru, (chainer.links.GRU,))
+    refuse_hooks(gru)
     n_inputs = x.shape[1] + message.shape[1]
     # Parameters are made in the order of the GRU's own call, so that a seed gives the same ones.
     update, candidate = (with_bias(layer, n_inputs) for layer in (gru.W_z, gru.W))
@@ -72,17 +63,10 @@ def parameters_of(linear, n_inputs):
     """Return W and b of a layer that is part of another node, initialised if necessary."""
     # This is `expect_known`, inlined, because a model asks for up to a hundred layers.
     kind = type(linear)
-    if (
-        kind not in LINEAR
-        or CALLS[kind] != (kind.__call__, kind.__base__.__call__, kind.forward)
-        or 'forward' in vars(linear)
-    ):
+    if kind not in LINEAR or CALLS[kind] != calls_of(kind) or 'forward' in vars(linear):
         refuse(getattr(linear, 'name', None) or 'a layer', linear, LINEAR)
-    if linear.local_link_hooks:  # hooks, such as spectral normalisation, would not run
-        raise ValueError(
-            '%s: expected no link hooks, because the link itself is not called on '
-            'sparse batches, got %s' % (linear.name, ', '.join(linear.local_link_hooks))
-        )
+    if hooked(linear):  # hooks, such as spectral normalisation, would not run
+        refuse_hooks(linear)
     if linear.W.array is None:
         linear.W.initialize((linear.out_size, n_inputs))
     return linear.W, linear.b

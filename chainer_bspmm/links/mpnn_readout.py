@@ -9,6 +9,7 @@ from chainer_chemistry.links.readout.set2set import Set2Set
 
 from chainer_bspmm.links.inner import expect_known
 from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.ops.link_hooks import refuse_hooks
 from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import segment_broadcast, segment_sum
 from chainer_bspmm.sparse import BatchedCSR
@@ -21,7 +22,7 @@ class MPNNReadout(Sparse, mpnn_readout.MPNNReadout):
 
     A step is ``q = LSTM([q; r])``, ``a[i] = softmax over the graph's nodes of h[i] . q``,
     ``r = sum_i a[i] h[i]``. Arguments and parameters are upstream's. The LSTM takes all graphs at
-    once; its hooks are not called.
+    once; its hooks are refused.
 
     Source:
         Vinyals, Bengio, Kudlur 2015 (arXiv:1511.06391); Gilmer et al. 2017 (arXiv:1704.01212).
@@ -38,6 +39,7 @@ class MPNNReadout(Sparse, mpnn_readout.MPNNReadout):
         expect_known(set2set, SET2SET)
         lstm = set2set.lstm_layer
         expect_known(lstm, (links.NStepLSTM,))
+        refuse_hooks(lstm)
         ws, bs = (
             [[getattr(layer, '%s%d' % (kind, i)) for i in range(8)] for layer in lstm]
             for kind in 'wb'

@@ -7,9 +7,10 @@ from chainer_chemistry.links.readout import nfp_readout
 
 from chainer_bspmm.links.ggnn_readout import pool
 from chainer_bspmm.links.inner import LINEAR
-from chainer_bspmm.links.linear import hooked, activated, parameters_of
+from chainer_bspmm.links.linear import activated, parameters_of
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.linear_softmax import linear_softmax
+from chainer_bspmm.ops.link_hooks import hooked
 from chainer_bspmm.sparse import BatchedCSR
 
 

@@ -4,11 +4,12 @@ from chainer import functions
 from chainer_chemistry.links.update import rsgcn_update
 
 from chainer_bspmm.links.inner import LINEAR
-from chainer_bspmm.links.linear import hooked, linear_rows, parameters_of
+from chainer_bspmm.links.linear import linear_rows, parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.ops.graph_linear import graph_linear
+from chainer_bspmm.ops.link_hooks import hooked
 
 
 class RSGCNUpdate(Update, rsgcn_update.RSGCNUpdate):

@@ -8,6 +8,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
+from chainer_bspmm.ops.link_hooks import refuse_hooks
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import row_sum
 
@@ -234,7 +235,7 @@ def batch_norm(adj, link, h):
     In training, mean, variance and running averages count every row ``adj.row_weights`` times,
     spare rows not at all. Rows that are ignored get 0 and no gradient, even if they hold NaN.
     Without weights and spare rows the link itself is called. With them the normalisation is one
-    node, and neither link hooks nor an overridden ``__call__`` are called.
+    node: an overridden ``__call__`` is not called, and link hooks are refused.
 
     A link with ``bspmm_ranks``, such as a MultiNodeBatchNormalization of ChainerMN, counts the rows
     of all these ranks' batches in the same way, whereas ChainerMN's own forward pass gives every
@@ -250,6 +251,7 @@ def batch_norm(adj, link, h):
     ):
         # GraphBatchNormalization's own __call__ is skipped: it insists on three dimensions.
         return dense.__call__(link, h)
+    refuse_hooks(link)
     if ranks is None and type(link).forward is not dense.forward:
         raise ValueError(
             'link: expected the forward pass of chainer.links.BatchNormalization, because a form '

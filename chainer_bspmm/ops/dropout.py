@@ -131,6 +131,8 @@ def dropout(x, ratio):
     """Apply ``chainer.functions.dropout``; on a host :func:`draw_kept` chooses the elements."""
     if not chainer.config.train or current() is not None or x.xp is not numpy:
         return functions.dropout(x, ratio=ratio)
+    if not 0 <= ratio < 1:
+        raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % ratio)
     mask = dropout_mask(x, x.size, ratio).reshape(x.shape)
     return functions.dropout(x, ratio=ratio, mask=mask)
 

@@ -442,3 +442,15 @@ def test_a_layer_whose_class_was_patched_is_refused(monkeypatch, name):
     monkeypatch.setattr(chainer.links.Linear, name, lambda self, x: 2 * x)
     with pytest.raises(UnknownLayer, match='expected exactly a GraphLinear or Linear'):
         parameters_of(layer, 3)
+
+
+def test_a_gru_whose_base_was_patched_is_refused(monkeypatch):
+    """`GRU.forward` calls that of StatefulGRU."""
+    link = links.GGNNUpdate(4, 4, n_edge_types=1)
+    h = numpy.ones((2, 4), 'f')
+    adj = BatchedCSR.from_matrices([numpy.ones((1, 2, 2), 'f')])
+    link(h, adj)
+    forward = chainer.links.StatefulGRU.forward
+    monkeypatch.setattr(chainer.links.StatefulGRU, 'forward', lambda self, x: 2 * forward(self, x))
+    with pytest.raises(UnknownLayer, match='update_layer: expected exactly a GRU'):
+        link(h, adj)

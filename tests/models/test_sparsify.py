@@ -8,12 +8,14 @@ import pytest
 import chainer
 from chainer.link_hooks import SpectralNormalization, TimerHook
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.link_hooks import VariableMonitorLinkHook
 from chainer_chemistry.links import GeneralReadout as DenseReadout
 from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
 from chainer_chemistry import models as dense
 from chainer_chemistry.links import update
 from chainer_chemistry.models import MLP, SchNet
 from chainer_chemistry.models.gwm.gwm import GWM
+from chainer_chemistry.models.gwm.gwm_net import GGNN_GWM
 from chainer_chemistry.models.prediction import GraphConvPredictor, Regressor, set_up_predictor
 
 from chainer_bspmm import concat_mols, CSRConverter, densify, links, models, sparsify
@@ -201,6 +203,80 @@ def test_hooks_of_links_that_are_not_called_are_refused(kind, layer):
     layer(model).add_hook(SpectralNormalization())
     with pytest.raises(ValueError, match=r'^\w+: expected no link hooks, .* SpectralNormalization'):
         model(*batch)
+
+
+class Halve(chainer.LinkHook):
+    """Hook that changes the result of linear layers, GRUs and norms."""
+
+    name = 'halve'
+
+    def forward_postprocess(self, args):
+        for y in args.out if isinstance(args.out, (list, tuple)) else [args.out]:
+            if isinstance(y, chainer.Variable):
+                y.array[...] /= 2
+
+
+def rsgcn_with_norms(out_dim):
+    return dense.RSGCN(out_dim, use_batch_norm=True)
+
+
+def set2set(out_dim):
+    return dense.MPNN(out_dim, message_func='ggnn')
+
+
+def warped(out_dim):
+    return GGNN_GWM(16, out_dim, n_update_layers=1)
+
+
+@pytest.mark.parametrize(
+    'kind, layer',
+    [
+        (dense.GGNN, lambda model: model.update_layers[0].update_layer),
+        (dense.GNNFiLM, lambda model: model.update_layers[0].norm_layer),
+        (rsgcn_with_norms, lambda model: model.bnorms[0]),
+        (set2set, lambda model: model.update_layers[0].update_layer),
+        (set2set, lambda model: model.readout_layers[0].set2set.lstm_layer),
+        (warped, lambda model: model.gwm.GRU_local),
+        (warped, lambda model: model.gwm.GRU_super),
+    ],
+)
+def test_hooks_of_grus_and_norms_are_refused(kind, layer):
+    model = sparsify(kind(16))
+    bonds = numpy.ones({rsgcn_with_norms: (3, 3), dense.GNNFiLM: (5, 3, 3)}.get(kind, (4, 3, 3)))
+    super_node = (numpy.ones(4, 'f'),) * (kind is warped)
+    batch = concat_mols([(numpy.array([6, 7, 8], 'i'), bonds.astype('f'), *super_node)] * 2)
+    model(*batch)
+    layer(model).add_hook(Halve())
+    with pytest.raises(ValueError, match=r'^\w+: expected no link hooks, .* got halve$'):
+        model(*batch)
+
+
+def ggnn_and_batch():
+    model = sparsify(dense.GGNN(4))
+    return model, concat_mols([(numpy.array([6, 7, 8], 'i'), numpy.ones((4, 3, 3), 'f'))])
+
+
+def test_hooks_of_all_links():
+    """A hook that may change results is refused where a layer is not called, otherwise it runs."""
+    model, batch = ggnn_and_batch()
+    expected = model(*batch).array
+    timer = TimerHook()
+    with timer:
+        numpy.testing.assert_array_equal(model(*batch).array, expected)
+    assert timer.call_history
+    with Halve(), pytest.raises(ValueError, match='^graph_linear: expected no link .* halve$'):
+        model(*batch)
+
+
+def test_a_monitor_of_another_link():
+    model, batch = ggnn_and_batch()
+    expected = model(*batch).array
+    with VariableMonitorLinkHook(model.embed) as monitor:
+        numpy.testing.assert_array_equal(model(*batch).array, expected)
+    assert monitor.get_variable().shape[-1] == 16
+    with VariableMonitorLinkHook(model.update_layers[0].update_layer):
+        with pytest.raises(ValueError, match='^update_layer: expected no link .* VariableMonitor'):
+            model(*batch)
 
 
 @pytest.mark.parametrize(

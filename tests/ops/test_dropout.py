@@ -11,7 +11,7 @@ from chainer.functions.noise.dropout import Dropout
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda.step import current, Step, under_way
-from chainer_bspmm.ops.dropout import draw_kept, dropout_forward, dropout_mask_forward
+from chainer_bspmm.ops.dropout import draw_kept, dropout, dropout_forward, dropout_mask_forward
 from chainer_bspmm.ops.dropout import dropout_relu, step_dropout
 from chainer_bspmm.ops.relation_attention import relation_attention
 from tests.emulation.kernel_cases import integers, TERM
@@ -122,6 +122,12 @@ def test_draws_for_ratios_that_a_byte_expresses_are_alike(low, high):
 def test_elements_are_independent(distance):
     kept = outside_of_a_step(0.5)
     assert_independent(kept[:-distance], kept[distance:], 0.5)
+
+
+@pytest.mark.parametrize('ratio', [-0.5, 1.0, float('nan')])
+def test_a_ratio_that_is_no_share(ratio):
+    with pytest.raises(ValueError, match='dropout_ratio: expected at least 0 and below 1, got'):
+        dropout(chainer.Variable(numpy.ones((2, 3), 'f')), ratio)
 
 
 # --- operation, compared bit by bit: kept elements and their values ---
