@@ -92,15 +92,32 @@ def _explaining_updates(update):
     return explained
 
 
+def _expecting_sparse_batches(initialize):
+    """Wrap what a Trainer calls before its first step: an evaluation may come hours later."""
+
+    @functools.wraps(initialize)
+    def checked(self, trainer):
+        _check_evaluator(self)
+        initialize(self, trainer)
+
+    return checked
+
+
+def _check_evaluator(evaluator):
+    """Return converter and function of an evaluator, or raise TypeError if they do not fit."""
+    converter = getattr(evaluator, 'converter', None)
+    function = getattr(evaluator, 'eval_func', None)
+    if function is None:
+        function = getattr(evaluator, '_targets', {}).get('main')
+    if not is_user_code(type(evaluator).evaluate.__module__):
+        expect_sparse_batches(type(evaluator).__name__, converter, function)
+    return converter, function
+
+
 def _adopting_evaluators(call):
     @functools.wraps(call)
     def __call__(self, trainer=None):
-        converter = getattr(self, 'converter', None)
-        function = getattr(self, 'eval_func', None)
-        if function is None:
-            function = getattr(self, '_targets', {}).get('main')
-        if not is_user_code(type(self).evaluate.__module__):
-            expect_sparse_batches(type(self).__name__, converter, function)
+        converter, function = _check_evaluator(self)
         if _is_ours(converter) and Evaluator.evaluate is _LOOPS[Evaluator]:
             from chainer_bspmm.training.captured_evaluators import capture_evaluator
 
@@ -259,5 +276,6 @@ def install() -> None:
     StandardUpdater.__init__ = _adopting_updaters(StandardUpdater.__init__)
     StandardUpdater.update = _explaining_updates(StandardUpdater.update)
     Evaluator.__call__ = _adopting_evaluators(Evaluator.__call__)
+    Evaluator.initialize = _expecting_sparse_batches(Evaluator.initialize)
     BaseForwardModel._forward = _replaying(BaseForwardModel._forward)
     chainer.GradientMethod.update = _checking_first_steps(chainer.GradientMethod.update)

@@ -20,6 +20,7 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 from chainer.functions.connection.linear import LinearFunction
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+from chainer_chemistry.links import GGNNUpdate
 import numpy
 
 from benchmarks import gpus, harness
@@ -51,21 +52,37 @@ METHOD = bench_steps.METHOD.replace(
 ) + (
     'Ours: packed, from a DeviceDataset. TF32: with CUPY_TF32=1. products: the matrix products of '
     'forward and backward in one CUDA graph, by cublasGemmEx at the same precision, on the rows '
-    'that they need (NFP: those of each degree); products with the same input are one; sums over '
-    'neighbours are not included. %s' % bench_steps.STUDIES['jax'].method
+    'that they need (NFP: those of each degree); products with the same input are one, and weights '
+    'with the same input whose results are added are one weight; sums over neighbours are not '
+    'included. %s' % bench_steps.STUDIES['jax'].method
 )
 
 
 class _Products(chainer.FunctionHook):
-    """Hook that notes the input and the number of outputs of each linear function."""
+    """Hook that notes the input and the number of outputs of each linear function.
 
-    def __init__(self):
+    `left_out`: weights whose products are not noted.
+    """
+
+    def __init__(self, left_out):
+        self._left_out = left_out
         self.found = []
 
     def forward_preprocess(self, function, in_data):
         if isinstance(function, LinearFunction):
             x, W = in_data[:2]
-            self.found.append((x, len(W)))
+            if not any(W is each for each in self._left_out):
+                self.found.append((x, len(W)))
+
+
+def weights_that_are_summed(model):
+    """Return weights of GGNN's updates that need no products: the state is also the input there.
+
+    U_z and U_r have the input of W_z and W_r, so the products are those of W_z + U_z and W_r + U_r.
+    """
+    updates = [link for link in model.links() if isinstance(link, GGNNUpdate)]
+    grus = [link.update_layer for link in updates]
+    return [layer.W.array for gru in grus for layer in (gru.U_z, gru.U_r)]
 
 
 def products_of(subject, n_batch):
@@ -73,11 +90,13 @@ def products_of(subject, n_batch):
 
     They are counted in upstream's model on a batch of molecules of one size, which has no padding.
     Upstream's NFP multiplies all atoms by the matrix of every degree, with zeros for other atoms.
+    Products that only upstream computes are left out.
     """
     index = step_contenders.equal_sizes(subject.dense)
     examples = [subject.dense[int(i)] for i in index]
     *inputs, _ = upstream_concat_mols(examples)
-    with chainer.using_config('train', False), chainer.no_backprop_mode(), _Products() as hook:
+    hook = _Products(weights_that_are_summed(subject.model))
+    with chainer.using_config('train', False), chainer.no_backprop_mode(), hook:
         subject.model.predictor(*inputs)
     n_atoms = len(index) * len(examples[0][0])
     n_atoms_of_batch = n_batch * numpy.mean([len(atoms) for atoms, *_ in subject.dense])

@@ -40,9 +40,9 @@ def n_atoms(subject):
 HEAD = [(N_BATCH, 8, 8), (N_BATCH, 8, 12)]
 PER_ATOM = {
     'rsgcn': [(8, 8), (8, 8)],
-    # Gates and candidates of one input are one product, which includes the messages of the next
-    # layer. The first step has no state.
-    'ggnn': [(8, 32), (16, 16), (8, 48), (16, 24), (8, 8), (16, 16)],
+    # Messages; gates and candidate of one input; the candidate of the reset state. The first step
+    # has no state. Later ones add the state's gates to those of the input.
+    'ggnn': [(8, 32), (16, 16), (8, 32), (16, 24), (8, 8), (16, 16)],
     'gin': [(8, 8), (8, 8), (8, 8), (8, 8), (16, 16)],
     'relgcn': [(16, 5 * 128), (128, 5 * 64), (64, 2 * 8)],
 }

@@ -212,7 +212,7 @@ def patched():
 
     for owner, *names in (
         (StandardUpdater, '__init__', 'update'),
-        (Evaluator, '__call__'),
+        (Evaluator, '__call__', 'initialize'),
         (chainer.GradientMethod, 'update'),
         (chainer.Optimizer, 'serialize'),
         (IntervalTrigger, '__call__'),

@@ -116,6 +116,18 @@ def test_an_evaluator(kind):
     assert message_of(evaluator) == refusal(kind.__name__)
 
 
+def test_an_evaluator_in_a_trainer_is_refused_before_the_first_step(tmp_path):
+    """Otherwise the epochs before its first turn would be lost."""
+    model = regressor()
+    trainer = chainer.training.Trainer(
+        updater(model, converter=chainer_bspmm.concat_mols), (2, 'epoch'), out=tmp_path
+    )
+    evaluator = Evaluator(SerialIterator(EXAMPLES, 4, repeat=False), model)
+    trainer.extend(evaluator, trigger=(2, 'epoch'))
+    assert message_of(trainer.run) == refusal('Evaluator')
+    assert trainer.updater.iteration == 0
+
+
 def test_an_evaluator_of_a_function():
     model = classifier()
     evaluator = Evaluator(SerialIterator(INPUTS, 4, repeat=False), model, eval_func=model.predictor)

@@ -90,6 +90,7 @@ def test_a_choice_that_was_made_first_stays(monkeypatch):
         (StandardUpdater, '__init__'),
         (StandardUpdater, 'update'),
         (extensions.Evaluator, '__call__'),
+        (extensions.Evaluator, 'initialize'),
         (BaseForwardModel, '_forward'),
         (chainer.GradientMethod, 'update'),
     ):
