@@ -199,7 +199,7 @@ def command_short(result):
         bench_command.CAPTURED: 'with chainer_bspmm',
     }
     rows = []
-    for kind, when in ((bench_command.WARM, ''), (bench_command.COLD, 'the first time: ')):
+    for kind, when in ((bench_command.WARM, ''), (bench_command.COLD, 'first run: ')):
         for name, title in names.items():
             seconds = [_seconds(of.get(name, {}), kind) for of in cells.values()]
             rows.append([when + title, *seconds])

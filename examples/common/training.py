@@ -161,13 +161,37 @@ def layout_of(args, dataset):
     if layout != 'folded' or padded_to == 'batch':
         padded_to = None
     elif padded_to in (None, 'largest'):
-        padded_to = int(dataset.molecules.full_sizes.max())
+        padded_to = largest_of(dataset.molecules.full_sizes)
     elif n_larger := (dataset.molecules.full_sizes > padded_to).sum():
         print(
-            '--padded-to %d: %d molecules are larger and get no phantom atoms, unlike the others'
-            % (padded_to, n_larger)
+            '--padded-to %d: %d %s no phantom atoms, unlike the others'
+            % (
+                padded_to,
+                n_larger,
+                'molecule is larger and gets' if n_larger == 1 else 'molecules are larger and get',
+            )
         )
     return {'layout': layout, 'padded_to': padded_to}
+
+
+# A largest molecule that is so many times as large as all but one in a hundred is an exception.
+FAR_LARGER = 3
+
+
+def largest_of(sizes):
+    """Return the largest of the numbers of atoms; say so if nearly all molecules are far smaller.
+
+    Then nearly all rows of the padding are phantom atoms, and a model may learn less.
+    """
+    largest = int(sizes.max())
+    usual = int(numpy.percentile(sizes, 99, method='inverted_cdf'))
+    if largest > FAR_LARGER * usual:
+        print(
+            'The largest molecule has %d atoms, and 99 %% of them at most %d: a model may learn '
+            'better with --padded-to %d than with the padding to the largest'
+            % (largest, usual, usual)
+        )
+    return largest
 
 
 def prepare(source, task, args, n_ranks):

@@ -465,7 +465,8 @@ OTHER_PREPROCESSOR = (
     "preprocessor: expected one of Chainer Chemistry's NFPPreprocessor, GINPreprocessor, "
     'RSGCNPreprocessor, GGNNPreprocessor, RelGCNPreprocessor, RelGATPreprocessor, '
     'GNNFiLMPreprocessor, NFPGWMPreprocessor, GINGWMPreprocessor, RSGCNGWMPreprocessor, '
-    'GGNNGWMPreprocessor, got %s; for another one parse with it, then use to_sparse'
+    'GGNNGWMPreprocessor, got %s; if another one makes adjacency matrices, parse with it, then '
+    'use to_sparse. SchNet, WeaveNet, MEGNet and CGCNN have none, and run unswapped'
 )
 
 

@@ -89,9 +89,22 @@ def test_atoms_to_which_batches_are_padded(common, padded_to, layout, dense, exp
 def test_molecules_larger_than_those_that_are_padded_are_counted(common, capsys):
     layout_of(common, 5)
     assert capsys.readouterr().out == (
-        '--padded-to 5: 1 molecules are larger and get no phantom atoms, unlike the others\n'
+        '--padded-to 5: 1 molecule is larger and gets no phantom atoms, unlike the others\n'
     )
     layout_of(common, 7)
+    assert capsys.readouterr().out == ''
+
+
+@pytest.mark.parametrize('n_usual, is_told', [(98, False), (99, True)])
+def test_a_molecule_that_is_far_larger_than_the_others(common, n_usual, is_told, capsys):
+    """It is an exception if it is one in a hundred, and three times as large as the others."""
+    sizes = numpy.array([9] * n_usual + [28])
+    assert common.training.largest_of(sizes) == 28
+    assert capsys.readouterr().out == is_told * (
+        'The largest molecule has 28 atoms, and 99 % of them at most 9: a model may learn better '
+        'with --padded-to 9 than with the padding to the largest\n'
+    )
+    assert common.training.largest_of(numpy.array([9] * 99 + [27])) == 27
     assert capsys.readouterr().out == ''
 
 

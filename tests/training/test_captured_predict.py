@@ -602,8 +602,9 @@ def test_no_molecules(device, prediction_graphs):
             "method: expected one of Chainer Chemistry's NFPPreprocessor, GINPreprocessor, "
             'RSGCNPreprocessor, GGNNPreprocessor, RelGCNPreprocessor, RelGATPreprocessor, '
             'GNNFiLMPreprocessor, NFPGWMPreprocessor, GINGWMPreprocessor, RSGCNGWMPreprocessor, '
-            'GGNNGWMPreprocessor, got SchNetPreprocessor; for another one parse with it, then use '
-            'to_sparse',
+            'GGNNGWMPreprocessor, got SchNetPreprocessor; if another one makes adjacency matrices, '
+            'parse with it, then use to_sparse. SchNet, WeaveNet, MEGNet and CGCNN have none, and '
+            'run unswapped',
         ),
         (
             {'data': 'CCO', 'method': 'rsgcn'},
