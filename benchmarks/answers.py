@@ -182,9 +182,9 @@ def answers(
         ).format(**faster),
         'A training step?': (
             "%s ms for 128 molecules of Tox21, packed, where upstream's dense models take %s: "
-            '{steps} times as fast. The same networks in JAX take {FP32} times as long as ours in '
-            'FP32, and {TF32} times in TF32: [captured steps](#captured-training-steps)'
-            % (between(ours), between(dense))
+            '{steps} times as fast: [wide layers](#wide-layers). The same networks in JAX take '
+            '{FP32} times as long as ours in FP32, and {TF32} times in TF32: [beside '
+            'JAX](#beside-jax)' % (between(ours), between(dense))
         ).format(**faster),
         'With wide layers?': wide_layers(widths),
         'Prediction?': (

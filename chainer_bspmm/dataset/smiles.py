@@ -299,8 +299,8 @@ def preprocessor_of(argument, method):
     if name not in KINDS or not type(method).__module__.startswith('chainer_chemistry.'):
         raise TypeError(
             "%s: expected one of Chainer Chemistry's %s, got %s; if another one makes adjacency "
-            'matrices, parse with it, then use to_sparse. SchNet, WeaveNet, MEGNet and CGCNN have '
-            'none, and run unswapped' % (argument, ', '.join(KINDS), name)
+            'matrices, parse with it, then use to_sparse. Those of SchNet, WeaveNet, MEGNet and '
+            'CGCNN make none; these models run unswapped' % (argument, ', '.join(KINDS), name)
         )
     if method.out_size >= 0 and (KINDS[name].n_relations == 5 or KINDS[name].super_node):
         text = '%s: expected out_size=-1, as %s fails for molecules that are padded, got %d'

@@ -8,7 +8,7 @@ from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.update import Update
 from chainer_bspmm.ops.edge_film import edge_film
 from chainer_bspmm.ops.layer_norm import layer_norm
-from chainer_bspmm.ops.link_hooks import refuse_hooks
+from chainer_bspmm.ops.link_hooks import expect_no_hooks
 
 NORM = (links.LayerNormalization,)
 
@@ -35,7 +35,7 @@ class GNNFiLMUpdate(Update, gnn_film_update.GNNFiLMUpdate):
         h = edge_film(adj, h, W, W_g, self.activation)
         norm = self.norm_layer
         expect_known(norm, NORM)
-        refuse_hooks(norm)
+        expect_no_hooks(norm)
         if norm.gamma.array is None:
             norm._initialize_params(h.shape[1])
         return layer_norm(h, norm.gamma, norm.beta, norm.eps)

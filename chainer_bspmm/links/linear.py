@@ -9,7 +9,7 @@ from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.ops.elementwise import ACTIVATIONS
 from chainer_bspmm.ops.gates.gru_step import gru_step
 from chainer_bspmm.ops.graph_linear import graph_linear
-from chainer_bspmm.ops.link_hooks import hooked, refuse_hooks
+from chainer_bspmm.ops.link_hooks import hooked, expect_no_hooks
 from chainer_bspmm.ops.linear_softmax import linear_softmax
 
 
@@ -47,7 +47,7 @@ def gated_step(gru, x, message):
     A message may have no columns. Hooks of the GRU and of its layers are refused.
     """
     expect_known(gru, (chainer.links.GRU,))
-    refuse_hooks(gru)
+    expect_no_hooks(gru)
     n_inputs = x.shape[1] + message.shape[1]
     # Parameters are made in the order of the GRU's own call, so that a seed gives the same ones.
     update, candidate = (with_bias(layer, n_inputs) for layer in (gru.W_z, gru.W))
@@ -65,8 +65,9 @@ def parameters_of(linear, n_inputs):
     kind = type(linear)
     if kind not in LINEAR or CALLS[kind] != calls_of(kind) or 'forward' in vars(linear):
         refuse(getattr(linear, 'name', None) or 'a layer', linear, LINEAR)
-    if hooked(linear):  # hooks, such as spectral normalisation, would not run
-        refuse_hooks(linear)
+    if linear.local_link_hooks or chainer._get_link_hooks():
+        # Hooks, such as spectral normalisation, would not run.
+        expect_no_hooks(linear)
     if linear.W.array is None:
         linear.W.initialize((linear.out_size, n_inputs))
     return linear.W, linear.b

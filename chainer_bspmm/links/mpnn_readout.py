@@ -9,7 +9,7 @@ from chainer_chemistry.links.readout.set2set import Set2Set
 
 from chainer_bspmm.links.inner import expect_known
 from chainer_bspmm.links.sparse import Sparse
-from chainer_bspmm.ops.link_hooks import refuse_hooks
+from chainer_bspmm.ops.link_hooks import expect_no_hooks
 from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import segment_broadcast, segment_sum
 from chainer_bspmm.sparse import BatchedCSR
@@ -39,7 +39,7 @@ class MPNNReadout(Sparse, mpnn_readout.MPNNReadout):
         expect_known(set2set, SET2SET)
         lstm = set2set.lstm_layer
         expect_known(lstm, (links.NStepLSTM,))
-        refuse_hooks(lstm)
+        expect_no_hooks(lstm)
         ws, bs = (
             [[getattr(layer, '%s%d' % (kind, i)) for i in range(8)] for layer in lstm]
             for kind in 'wb'

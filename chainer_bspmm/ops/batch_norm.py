@@ -8,7 +8,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.ops.link_hooks import refuse_hooks
+from chainer_bspmm.ops.link_hooks import expect_no_hooks
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import row_sum
 
@@ -251,7 +251,7 @@ def batch_norm(adj, link, h):
     ):
         # GraphBatchNormalization's own __call__ is skipped: it insists on three dimensions.
         return dense.__call__(link, h)
-    refuse_hooks(link)
+    expect_no_hooks(link)
     if ranks is None and type(link).forward is not dense.forward:
         raise ValueError(
             'link: expected the forward pass of chainer.links.BatchNormalization, because a form '

@@ -129,10 +129,10 @@ def step_dropout(node, step, inputs):
 
 def dropout(x, ratio):
     """Apply ``chainer.functions.dropout``; on a host :func:`draw_kept` chooses the elements."""
+    if chainer.config.train and not 0 <= ratio < 1:
+        raise ValueError('ratio: expected at least 0 and below 1, got %r' % ratio)
     if not chainer.config.train or current() is not None or x.xp is not numpy:
         return functions.dropout(x, ratio=ratio)
-    if not 0 <= ratio < 1:
-        raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % ratio)
     mask = dropout_mask(x, x.size, ratio).reshape(x.shape)
     return functions.dropout(x, ratio=ratio, mask=mask)
 

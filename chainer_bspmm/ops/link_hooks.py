@@ -1,8 +1,12 @@
 """Link hooks, which run when a link is called, and thus not for a link that is not called."""
 
+import weakref
+
 import chainer
-from chainer.link_hooks import TimerHook
-from chainer_chemistry.link_hooks import VariableMonitorLinkHook
+
+from chainer_bspmm.compat.user_code import warn
+
+_told: weakref.WeakSet = weakref.WeakSet()  # classes of hooks of which a warning has told
 
 
 def hooked(*links: chainer.Link) -> bool:
@@ -16,19 +20,24 @@ def hooked(*links: chainer.Link) -> bool:
     return False
 
 
-def refuse_hooks(link: chainer.Link) -> None:
-    """Raise ValueError if hooks are active that the call of a link would run.
+def expect_no_hooks(link: chainer.Link) -> None:
+    """Refuse hooks of a link that is not called, and warn once of a class of hooks of all links.
 
-    Of the hooks that are active for all links, a TimerHook is accepted, since it changes no result
-    and only lacks the time of this link. So is a VariableMonitorLinkHook of another link.
+    A hook of all links is not refused, because most of them only observe. One that has a
+    `target_link`, as a VariableMonitorLinkHook does, concerns no other link.
     """
-    names = list(link.local_link_hooks)
-    for name, hook in chainer._get_link_hooks().items():
-        is_of_another = type(hook) is VariableMonitorLinkHook and hook.target_link is not link
-        if type(hook) is not TimerHook and not is_of_another:
-            names.append(name)
-    if names:
+    name = link.name or 'a layer'
+    if link.local_link_hooks:
         raise ValueError(
             '%s: expected no link hooks, because the link itself is not called on sparse batches, '
-            'got %s' % (link.name or 'a layer', ', '.join(names))
+            'got %s' % (name, ', '.join(link.local_link_hooks))
         )
+    for hook in chainer._get_link_hooks().values():
+        if type(hook) not in _told and getattr(hook, 'target_link', link) is link:
+            _told.add(type(hook))
+            warn(
+                'the link hook %s is active for all links, but on sparse batches it misses layers '
+                'whose parameters a larger operation reads, such as %s. If it has to see them, or '
+                "changes results, leave sparsify out and keep upstream's converter"
+                % (hook.name, name)
+            )

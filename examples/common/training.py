@@ -174,7 +174,8 @@ def layout_of(args, dataset):
     return {'layout': layout, 'padded_to': padded_to}
 
 
-# A largest molecule that is so many times as large as all but one in a hundred is an exception.
+# A largest molecule that is so many times as large as all but one in a hundred is an exception. In
+# Tox21 it is 2.1 times as large, and models learn more with the padding to it.
 FAR_LARGER = 3
 
 

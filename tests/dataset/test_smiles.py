@@ -466,7 +466,8 @@ OTHER_PREPROCESSOR = (
     'RSGCNPreprocessor, GGNNPreprocessor, RelGCNPreprocessor, RelGATPreprocessor, '
     'GNNFiLMPreprocessor, NFPGWMPreprocessor, GINGWMPreprocessor, RSGCNGWMPreprocessor, '
     'GGNNGWMPreprocessor, got %s; if another one makes adjacency matrices, parse with it, then '
-    'use to_sparse. SchNet, WeaveNet, MEGNet and CGCNN have none, and run unswapped'
+    'use to_sparse. Those of SchNet, WeaveNet, MEGNet and CGCNN make none; these models run '
+    'unswapped'
 )
 
 

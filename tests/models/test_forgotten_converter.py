@@ -128,6 +128,24 @@ def test_an_evaluator_in_a_trainer_is_refused_before_the_first_step(tmp_path):
     assert trainer.updater.iteration == 0
 
 
+class Late(Evaluator):
+    """A user's evaluator that sets its converter when it is called."""
+
+    def __call__(self, trainer=None):
+        self.converter = chainer_bspmm.concat_mols
+        return super().__call__(trainer)
+
+
+def test_an_evaluator_of_a_user_s_class_may_set_its_converter_late(tmp_path):
+    model = regressor()
+    trainer = chainer.training.Trainer(
+        updater(model, converter=chainer_bspmm.concat_mols), (1, 'epoch'), out=tmp_path
+    )
+    trainer.extend(Late(SerialIterator(EXAMPLES, 4, repeat=False), model))
+    trainer.run()
+    assert trainer.updater.iteration == 1
+
+
 def test_an_evaluator_of_a_function():
     model = classifier()
     evaluator = Evaluator(SerialIterator(INPUTS, 4, repeat=False), model, eval_func=model.predictor)

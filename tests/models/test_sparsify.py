@@ -1,6 +1,8 @@
 """`sparsify` and `densify`: places of models, preserved state, refusals."""
 
 import copy
+import warnings
+import weakref
 
 import numpy
 import pytest
@@ -19,6 +21,7 @@ from chainer_chemistry.models.gwm.gwm_net import GGNN_GWM
 from chainer_chemistry.models.prediction import GraphConvPredictor, Regressor, set_up_predictor
 
 from chainer_bspmm import concat_mols, CSRConverter, densify, links, models, sparsify
+from chainer_bspmm.ops import link_hooks
 from tests.support import parity, relative_error
 from tests.support.devices import slow_unless
 from tests.support.molecules import molecules
@@ -256,27 +259,66 @@ def ggnn_and_batch():
     return model, concat_mols([(numpy.array([6, 7, 8], 'i'), numpy.ones((4, 3, 3), 'f'))])
 
 
-def test_hooks_of_all_links():
-    """A hook that may change results is refused where a layer is not called, otherwise it runs."""
+@pytest.fixture
+def told(monkeypatch):
+    """Hooks are told of as in a new process."""
+    monkeypatch.setattr(link_hooks, '_told', weakref.WeakSet())
+
+
+def test_a_hook_of_all_links_is_told_of_once(told):
+    """It runs for the links that are called."""
     model, batch = ggnn_and_batch()
     expected = model(*batch).array
     timer = TimerHook()
-    with timer:
-        numpy.testing.assert_array_equal(model(*batch).array, expected)
+    with timer, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in range(2):
+            numpy.testing.assert_array_equal(model(*batch).array, expected)
     assert timer.call_history
-    with Halve(), pytest.raises(ValueError, match='^graph_linear: expected no link .* halve$'):
-        model(*batch)
+    assert [str(warning.message) for warning in caught] == [
+        'the link hook TimerHook is active for all links, but on sparse batches it misses layers '
+        'whose parameters a larger operation reads, such as graph_linear. If it has to see them, '
+        "or changes results, leave sparsify out and keep upstream's converter"
+    ]
 
 
-def test_a_monitor_of_another_link():
-    model, batch = ggnn_and_batch()
+def test_a_hook_of_all_links_where_all_are_called(told):
+    model = sparsify(rsgcn())
+    batch = concat_mols(EXAMPLES)[:2]
     expected = model(*batch).array
-    with VariableMonitorLinkHook(model.embed) as monitor:
-        numpy.testing.assert_array_equal(model(*batch).array, expected)
+    with Halve(), warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert relative_error(model(*batch).array, expected) > 0.1
+
+
+def test_a_monitor_of_another_link(told):
+    model, batch = ggnn_and_batch()
+    with VariableMonitorLinkHook(model.embed) as monitor, warnings.catch_warnings():
+        warnings.simplefilter('error')
+        model(*batch)
     assert monitor.get_variable().shape[-1] == 16
     with VariableMonitorLinkHook(model.update_layers[0].update_layer):
-        with pytest.raises(ValueError, match='^update_layer: expected no link .* VariableMonitor'):
+        with pytest.warns(UserWarning, match='VariableMonitor.* such as update_layer'):
             model(*batch)
+
+
+@pytest.mark.parametrize('layout, train, is_called', [
+    ('packed', True, True), ('folded', True, False), ('folded', False, True)
+])  # fmt: skip
+def test_a_hook_of_a_batch_normalisation(layout, train, is_called):
+    """It is called, unless rows have weights and their statistics are needed."""
+    model = sparsify(rsgcn_with_norms(4))
+    batch = CSRConverter(layout)([example[:2] for example in EXAMPLES])
+    model(*batch)
+    hook = TimerHook()
+    model.bnorms[0].add_hook(hook)
+    with chainer.using_config('train', train):
+        if is_called:
+            model(*batch)
+        else:
+            with pytest.raises(ValueError, match='expected no link hooks, .* got TimerHook$'):
+                model(*batch)
+    assert len(hook.call_history) == is_called
 
 
 @pytest.mark.parametrize(

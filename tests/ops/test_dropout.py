@@ -126,7 +126,9 @@ def test_elements_are_independent(distance):
 
 @pytest.mark.parametrize('ratio', [-0.5, 1.0, float('nan')])
 def test_a_ratio_that_is_no_share(ratio):
-    with pytest.raises(ValueError, match='dropout_ratio: expected at least 0 and below 1, got'):
+    with pytest.raises(
+        ValueError, match='^ratio: expected at least 0 and below 1, got %r$' % ratio
+    ):
         dropout(chainer.Variable(numpy.ones((2, 3), 'f')), ratio)
 
 

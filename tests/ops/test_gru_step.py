@@ -89,13 +89,6 @@ def test_weights_whose_sum_float16_cannot_hold():
     assert abs(y).max() < 1e-4  # between x and the candidate, 0
 
 
-@pytest.mark.parametrize('with_state', [False, True])
-def test_parameters_that_change_before_the_backward_pass(with_state):
-    inputs = arrays(with_state=with_state)
-    indexes = range(2 + with_state, len(inputs))
-    assert_gradients_of_changed_inputs(step, chainers_own, inputs, indexes)
-
-
 def drawn(state, widths, n_rows):
     """Return x, message, the state if it is given, and parameters, in float64."""
     rng = numpy.random.RandomState(0)
@@ -104,6 +97,22 @@ def drawn(state, widths, n_rows):
     shapes += [(n, n_in + n_message), (n,)] * (2 if state is None else 3)
     shapes += [(n, n), (n,)] * (0 if state is None else 3)
     return [rng.uniform(-1, 1, shape) for shape in shapes]
+
+
+def of_state(function, state):
+    """Return the function of the inputs that `drawn` gives."""
+    if state != 'x':
+        return function
+    return lambda x, message, *parameters: function(x, message, x, *parameters)
+
+
+@pytest.mark.parametrize('state', [None, 'given', 'x'])
+def test_parameters_that_change_before_the_backward_pass(state):
+    inputs = drawn(state, (5, 2, 5), n_rows=N)
+    first = 3 if state == 'given' else 2
+    assert_gradients_of_changed_inputs(
+        of_state(step, state), of_state(chainers_own, state), inputs, range(first, len(inputs))
+    )
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -121,10 +130,7 @@ def test_kernels_between_products(gpu, monkeypatch, state, widths, dtype):
     gy = (0.5 + numpy.arange(y.size) * 7 % 17 / 16).reshape(y.shape).astype(dtype)
     found = [y, *node._gradients(on_device, gpu.put(gy), range(len(inputs)))]
 
-    def function(x, message, *rest):
-        return step(x, message, *([x] if state == 'x' else []), *rest)
-
-    expected = outcome(function, [array.astype('d') for array in inputs])
+    expected = outcome(of_state(step, state), [array.astype('d') for array in inputs])
     bound = {'float16': 5e-3, 'float32': 2e-6, 'float64': 1e-14}[dtype]
     assert_same_outcome([cuda.to_cpu(array) for array in found], expected, dtype, bound)
 

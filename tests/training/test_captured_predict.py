@@ -603,8 +603,8 @@ def test_no_molecules(device, prediction_graphs):
             'RSGCNPreprocessor, GGNNPreprocessor, RelGCNPreprocessor, RelGATPreprocessor, '
             'GNNFiLMPreprocessor, NFPGWMPreprocessor, GINGWMPreprocessor, RSGCNGWMPreprocessor, '
             'GGNNGWMPreprocessor, got SchNetPreprocessor; if another one makes adjacency matrices, '
-            'parse with it, then use to_sparse. SchNet, WeaveNet, MEGNet and CGCNN have none, and '
-            'run unswapped',
+            'parse with it, then use to_sparse. Those of SchNet, WeaveNet, MEGNet and CGCNN make '
+            'none; these models run unswapped',
         ),
         (
             {'data': 'CCO', 'method': 'rsgcn'},

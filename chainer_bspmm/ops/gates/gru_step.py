@@ -147,7 +147,8 @@ def _with_state(W_h, W_z, W_r, U_z, U_r):
     n, width = W_h.shape
     if not launch.on_gpu(W_h):
         W = concat([W_h, W_z, W_r])
-        W[n:, :n] += concat([U_z, U_r])
+        W[n : 2 * n, :n] += U_z
+        W[2 * n :, :n] += U_r
         return W
     W = cuda.cupy.empty((3 * n, width), W_h.dtype)
     return _kernel(
