@@ -65,7 +65,7 @@ def parameters_of(linear, n_inputs):
     kind = type(linear)
     if kind not in LINEAR or CALLS[kind] != calls_of(kind) or 'forward' in vars(linear):
         refuse(getattr(linear, 'name', None) or 'a layer', linear, LINEAR)
-    if linear.local_link_hooks or chainer._get_link_hooks():
+    if linear._local_link_hooks or chainer._get_link_hooks():
         # Hooks, such as spectral normalisation, would not run.
         expect_no_hooks(linear)
     if linear.W.array is None:

@@ -15,7 +15,7 @@ def hooked(*links: chainer.Link) -> bool:
         return True
     for link in links:
         # Objects that are not links count as hooked: the call will refuse them.
-        if getattr(link, 'local_link_hooks', True):
+        if getattr(link, '_local_link_hooks', True):
             return True
     return False
 
@@ -27,10 +27,11 @@ def expect_no_hooks(link: chainer.Link) -> None:
     `target_link`, as a VariableMonitorLinkHook does, concerns no other link.
     """
     name = link.name or 'a layer'
-    if link.local_link_hooks:
+    hooks = link._local_link_hooks  # the public property would set this attribute
+    if hooks:
         raise ValueError(
             '%s: expected no link hooks, because the link itself is not called on sparse batches, '
-            'got %s' % (name, ', '.join(link.local_link_hooks))
+            'got %s' % (name, ', '.join(hooks))
         )
     for hook in chainer._get_link_hooks().values():
         if type(hook) not in _told and getattr(hook, 'target_link', link) is link:
