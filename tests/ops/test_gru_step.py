@@ -10,7 +10,7 @@ from chainer_bspmm.ops.gates import gru_step as module
 from chainer_bspmm.ops.gates.gru_step import gru_step
 from tests.support import DTYPES, relative_error
 from tests.support.gradients import assert_gradients_of_changed_inputs, assert_same_outcome
-from tests.support.gradients import check_gradients, outcome
+from tests.support.gradients import check_gradients, gradient_of, outcome
 
 N, C, M, H = 7, 3, 2, 5
 
@@ -126,10 +126,8 @@ def test_kernels_between_products(gpu, monkeypatch, state, widths, dtype):
     node = module.GRUStep(state)
     on_device = [gpu.put(array) for array in inputs]
     y = node._output(on_device)
-    # The gradient is the one of `outcome`.
-    gy = (0.5 + numpy.arange(y.size) * 7 % 17 / 16).reshape(y.shape).astype(dtype)
-    found = [y, *node._gradients(on_device, gpu.put(gy), range(len(inputs)))]
-
+    gy = gpu.put(gradient_of(y))
+    found = [y, *node._gradients(on_device, gy, range(len(inputs)))]
     expected = outcome(of_state(step, state), [array.astype('d') for array in inputs])
     bound = {'float16': 5e-3, 'float32': 2e-6, 'float64': 1e-14}[dtype]
     assert_same_outcome([cuda.to_cpu(array) for array in found], expected, dtype, bound)
@@ -148,9 +146,7 @@ def test_as_wide_as_models_are(xp, state, n_rows, n):
     shapes += [(n, 2 * n), (n,)] * (2 + with_state) + [(n, n), (n,)] * (3 * with_state)
     arrays = [rng.uniform(-1, 1, shape) / (shape[-1] / 8) ** 0.5 for shape in shapes]
 
-    def function(x, message, *rest):
-        return step(x, message, *([x] if state == 'x' else []), *rest)
-
+    function = of_state(step, state)
     found = outcome(function, [xp.asarray(array.astype('f')) for array in arrays])
     assert_same_outcome(found, outcome(function, arrays), 'f', 2e-6)
 
