@@ -266,14 +266,14 @@ def told(monkeypatch):
 
 
 def test_a_hook_of_all_links_is_told_of_once(told):
-    """It runs for the links that are called."""
+    """It runs for the links that are called, of which there are more then: sums round otherwise."""
     model, batch = ggnn_and_batch()
     expected = model(*batch).array
     timer = TimerHook()
     with timer, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         for _ in range(2):
-            numpy.testing.assert_array_equal(model(*batch).array, expected)
+            assert relative_error(model(*batch).array, expected) < 1e-5
     assert timer.call_history
     assert [str(warning.message) for warning in caught] == [
         'the link hook TimerHook is active for all links, but on sparse batches it misses layers '
