@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip('rdkit')
 
-from benchmarks import answers, harness, tables  # NOQA: E402
-from benchmarks.training import bench_two_lines, step_contenders  # NOQA: E402
+from benchmarks import answers, bench_command, harness, tables  # NOQA: E402
+from benchmarks.training import bench_two_lines, bench_widths, step_contenders  # NOQA: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
-README, PERFORMANCE = 'README.md', 'docs/performance.md'
+README, PERFORMANCE, LEARNING = 'README.md', 'docs/performance.md', 'docs/learning.md'
 
 
 def agrees(cell, value):
@@ -119,6 +119,66 @@ def eager(*batches):
     return answers.steps(stored('captured'), answers.eager_over_upstream, batches)
 
 
+def on_device(cell):
+    """Return the device time of captured PyTorch Geometric over ours."""
+    both = step_contenders.GEOMETRIC_CAPTURED, step_contenders.ON_DEVICE
+    if both[0] in cell['milliseconds']:
+        theirs, ours = (cell['milliseconds'][name]['device'] for name in both)
+        return theirs / ours
+
+
+def peak_bytes(name):
+    """Return the memory of a contender, for each batch of RSGCN on Tox21."""
+    batches = stored('captured')['data']['tox21']['methods']['rsgcn']['batches']
+    return [cell['peak_bytes'][name] / 1e6 for cell in batches.values()]
+
+
+def more_memory(cell):
+    ours, upstream = (
+        cell['peak_bytes'][name] for name in (step_contenders.ON_DEVICE, step_contenders.UPSTREAM)
+    )
+    return ours / upstream
+
+
+def of_qm9(result):
+    return {**result, 'data': {'qm9': result['data']['qm9']}}
+
+
+def commands(data, name, *kinds):
+    """Return the runs of a contender with caches of these kinds, in the result of bench_command."""
+    methods = stored('command')['data'][data]['methods'].values()
+    return [run for of in methods for kind in kinds for run in of[name][kind]['runs']]
+
+
+def first_epochs_and_trainings():
+    """Return the seconds of the first epoch and of the whole training, for each run on Tox21."""
+    runs = commands('tox21', bench_command.CAPTURED, bench_command.WARM)
+    return [(run['epochs'][0], run['phases']['training']) for run in runs]
+
+
+def parsing_by_upstream():
+    kinds = bench_command.WARM, bench_command.COLD
+    return [run['phases']['data'] for run in commands('qm9', bench_command.UPSTREAM, *kinds)]
+
+
+def busy(with_labels_of_atoms):
+    """Return the percentages of time in which the GPU is busy, with other methods than usual."""
+    return [
+        100 * found['busy']
+        for method, of in stored('methods')['data']['tox21']['methods'].items()
+        if method.endswith(('_cwle', '_gwle')) == with_labels_of_atoms
+        for cell in of['batches'].values()
+        for found in cell['milliseconds'].values()
+        if 'busy' in found
+    ]
+
+
+def worse_gaps():
+    """Return by how many per cent packed models learn the gap worse, where they do so clearly."""
+    arms = [stored('quality')['summary']['qm9 gap'][name] for name in ('ggnn', 'gin', 'gnnfilm')]
+    return [100 * (of['packed']['mean'] / of['dense']['mean'] - 1) for of in arms]
+
+
 @pytest.mark.parametrize(
     'page, sentence, values',
     [
@@ -174,15 +234,65 @@ def eager(*batches):
             lambda: folded_over_jax('FP32'),
         ),
         (PERFORMANCE, 'and {} to {} times as fast as JAX in TF32', lambda: folded_over_jax('TF32')),
+        (
+            PERFORMANCE,
+            'and {} to {} times as long in device time',
+            lambda: answers.steps(stored('captured'), on_device),
+        ),
+        (
+            PERFORMANCE,
+            '{} to {} MB for RSGCN on Tox21',
+            lambda: peak_bytes(step_contenders.ON_DEVICE),
+        ),
+        (
+            PERFORMANCE,
+            'MB for RSGCN on Tox21, upstream {} to {}.',
+            lambda: peak_bytes(step_contenders.UPSTREAM),
+        ),
+        (
+            PERFORMANCE,
+            'ours takes {} (RelGCN at 1,024) to {} times (RSGCN at 32: 47 MB) as much',
+            lambda: answers.steps(of_qm9(stored('captured')), more_memory),
+        ),
+        (
+            'docs/limits.md',
+            "{} to {} times the memory of upstream's step",
+            lambda: answers.steps(of_qm9(stored('captured')), more_memory),
+        ),
+        (PERFORMANCE, 'Upstream parses QM9 in every run, in {} to {} s', parsing_by_upstream),
+        (
+            PERFORMANCE,
+            'training takes {} to {} s',
+            lambda: [training for _, training in first_epochs_and_trainings()],
+        ),
+        (
+            PERFORMANCE,
+            'of which {} to {} is the first epoch',
+            lambda: [first for first, _ in first_epochs_and_trainings()],
+        ),
+        (PERFORMANCE, 'there the GPU is busy {} to {} % of the time', lambda: busy(True)),
+        (PERFORMANCE, 'with the other methods {} to {} %', lambda: busy(False)),
+        (LEARNING, 'GIN and GNNFiLM learn the gap worse, by {} to {} %', worse_gaps),
     ],
 )
 def test_ranges_in_the_text(page, sentence, values):
     text = ' '.join((ROOT / page).read_text().split())
-    pattern = re.escape(sentence).replace(r'\{\}', r'(\d[\d.]*)')
+    pattern = re.escape(sentence).replace(r'\{\}', r'(\d[\d.,]*)')
     (numbers,) = re.findall(pattern, text)
     ends = min(values()), max(values())
     for number, end in zip(numbers, ends):
         assert agrees(number, end), (number, end)
+
+
+def test_where_the_switch_makes_a_step_longer():
+    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    (sentence,) = re.findall('longer on the device with the switch than without it: ([^.]*)', text)
+    found = re.findall(r'(\w+) by (\d+) %', sentence)
+    assert [name for name, _ in found] == ['RSGCN', 'GIN', 'GGNN']
+    for name, percent in found:
+        cell = stored('widths')['data']['128'][name.lower()]['batches']['32']
+        fp32, tf32 = (cell['milliseconds'][of]['device'] for of in bench_widths.OURS.values())
+        assert agrees(percent, 100 * (tf32 / fp32 - 1))
 
 
 def test_number_of_cases_of_parity():
