@@ -4,6 +4,7 @@
 ``<!-- end -->``. A table whose results are not stored is left as it is, and its name is printed.
 """
 
+import argparse
 import functools
 import itertools
 import json
@@ -483,6 +484,7 @@ def page(text, results=RESULTS):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     for path in PAGES:
         text, missing = page(path.read_text())
         path.write_text(text)

@@ -42,8 +42,8 @@ class GraphUpdater(StandardUpdater):
             GPU are gathered there, unless padded (see `batches.Resident`).
         device (device specifier): the GPU.
         loss_func (callable or None): None means the optimizer's target.
-        seed (int or None): seed of the random numbers, at least 0, below 2**63. None draws it from
-            NumPy's generator. Snapshots contain it.
+        seed (int or None): seed of the random numbers, at least 0, below 2**63. None derives it
+            from the state of NumPy's generator, which does not change. Snapshots contain it.
         check_every (int): number of replays from one regular check to the next.
         on_difference (str): action if a checked replay differs. ``'warn'``: keep the result of the
             eager step, and train eagerly from then on. ``'raise'``: raise StepDiffers.

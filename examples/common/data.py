@@ -133,8 +133,8 @@ def read_table(path):
     long = [i for i, cells in enumerate(lines) if ''.join(cells[n:]).strip()]
     if long:
         raise DataError(
-            '%s has %d cells (%d such rows): %.60r; expected %d, as %s, which was taken as the '
-            'header: %.60r; a cell with a comma needs quotes'
+            '%s has %d cells (rows like this: %d): %.60r; expected %d, as %s, which was taken as '
+            'the header: %.60r; a cell with a comma needs quotes'
             % (
                 where[long[0]],
                 len(lines[long[0]]),
@@ -197,7 +197,7 @@ def _labels_of(cells, task, missing):
     bad = text[values.isna() & ~(is_empty & may_be_empty)]
     if len(bad):
         advice = '; --skip-missing leaves empty ones out' if is_empty[bad.index].any() else ''
-        message = '%s: target %s is %.60r, expected %s (%d such rows%s)' % (
+        message = '%s: target %s is %.60r, expected %s (rows like this: %d%s)' % (
             bad.index[0],
             cells.name,
             bad.iloc[0],

@@ -218,5 +218,7 @@ class OnlyNone(pickle.Unpickler):
             'encode': codecs.encode,
         }
         if name not in found:
-            raise ValueError('%s.%s is an object, expected numbers' % (module, name))
+            raise ValueError(
+                'it contains the object %s.%s, and loading objects may run code' % (module, name)
+            )
         return found[name]

@@ -39,8 +39,8 @@ def report_known(rows, path):
         n_known = rows.used.canonical.isin(data.read_table(path)['smiles']).sum()
         if n_known:
             print(
-                '%d of the %d molecules were in the training: errors on these say nothing about '
-                'new molecules' % (n_known, len(rows.used.canonical))
+                'molecules that were used in the training: %d of %d; how well these are predicted '
+                'says nothing about new molecules' % (n_known, len(rows.used.canonical))
             )
 
 

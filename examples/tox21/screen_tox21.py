@@ -169,7 +169,7 @@ def run():
                 n_rows += 1
                 n_failures += bool(error)
     if ranks.is_first:
-        print('%d molecules, %d of them could not be used' % (n_rows, n_failures), file=sys.stderr)
+        print('molecules: %d, not usable: %d' % (n_rows, n_failures), file=sys.stderr)
         if n_rows and n_failures == n_rows:
             raise DataError(prediction.NONE_USED)
     return 0

@@ -147,11 +147,11 @@ COLUMNS = "'Structure', 'y', 'name', 'twice', 'twice'"
         ),
         (
             ['--task', 'classification'],
-            "mine.csv row 2: target y is '2', expected 0, 1 or nothing (1 such rows)",
+            "mine.csv row 2: target y is '2', expected 0, 1 or nothing (rows like this: 1)",
         ),
         (
             ['--labels', 'name'],
-            "mine.csv row 2: target name is 'm0', expected a finite number (1 such rows)",
+            "mine.csv row 2: target name is 'm0', expected a finite number (rows like this: 1)",
         ),
         (['--labels', 'twice'], "mine.csv has 2 columns 'twice'"),
         (['--labels', 'y', 'y'], '--labels: a column is named twice'),
@@ -818,7 +818,7 @@ ODD_ROWS += 'C1CC,1\n[Og],1\nC1CC,2\nOC,1\nOC,2\n'
 
 def test_molecules_without_labels_are_refused(tmp_path):
     assert train_on(tmp_path, ODD_ROWS, status=1) == (
-        "error: mine.csv row 2: target y is '', expected a finite number (9 such rows; "
+        "error: mine.csv row 2: target y is '', expected a finite number (rows like this: 9; "
         '--skip-missing leaves empty ones out)'
     )
 

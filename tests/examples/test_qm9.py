@@ -284,20 +284,20 @@ def test_the_page_names_the_methods():
     [
         (
             'smiles,gap\nCC,1\n\nCCC,high\n',
-            "mine.csv row 4: target gap is 'high', expected a finite number (1 such rows)",
+            "mine.csv row 4: target gap is 'high', expected a finite number (rows like this: 1)",
         ),
         (
             'smiles,gap\nCC,nan\n',
-            "mine.csv row 2: target gap is 'nan', expected a finite number (1 such rows; "
+            "mine.csv row 2: target gap is 'nan', expected a finite number (rows like this: 1; "
             '--skip-missing leaves empty ones out)',
         ),
         (
             'smiles,gap\nCC,1e39\n',
-            "mine.csv row 2: target gap is '1e39', expected a finite number (1 such rows)",
+            "mine.csv row 2: target gap is '1e39', expected a finite number (rows like this: 1)",
         ),
         (
             'smiles,gap\nCC,%s\n' % (400 * 'x'),
-            "mine.csv row 2: target gap is '%s, expected a finite number (1 such rows)"
+            "mine.csv row 2: target gap is '%s, expected a finite number (rows like this: 1)"
             % (59 * 'x'),
         ),
         (
@@ -605,8 +605,8 @@ def test_molecules_that_cannot_be_predicted_are_listed(from_file):
 def test_unknown_labels_are_left_out_of_the_error(from_file):
     text, table = from_file
     assert (
-        "Unknown labels: mine.csv row 5: target alpha is '>5', expected a finite number (1 such "
-        'rows)\n' in text
+        "Unknown labels: mine.csv row 5: target alpha is '>5', expected a finite number (rows "
+        'like this: 1)\n' in text
     )
     assert re.search(r'MAE of alpha: \S+ bohr\^3, RMSE \S+, R2 nan \(1 molecules\)\n', text)
     assert table[3]['alpha'] == '>5'  # the text of the file

@@ -123,7 +123,7 @@ def test_screening_is_that_of_one_process(trained, tmp_path):
     options = [path, '--in-dir', trained[0], '-b', '4']
     run_here(SCREEN, *options, '--out', tmp_path / 'one.csv')
     done = mpirun(3, SCREEN, *options, *TWO, '--out', tmp_path / 'three.csv')
-    assert done.stderr.count('50 molecules, 2 of them could not be used') == 1
+    assert done.stderr.count('molecules: 50, not usable: 2') == 1
     one, three = rows(tmp_path / 'one.csv'), rows(tmp_path / 'three.csv')
     assert [row['line'] for row in three] == [str(i + 1) for i in range(50)]
     one.sort(key=lambda row: int(row['line']))

@@ -577,7 +577,7 @@ def test_other_labels_are_refused(tox21_data, tmp_path, value):
     path.write_text('smiles,%s\nCC%s\n' % (','.join(tox21_data.ASSAYS), ',' + value + ',1' * 11))
     with pytest.raises(tox21_data.DataError) as error:
         tox21_data.read(str(path))
-    message = "mine.csv row 2: target NR-AR is '%s', expected 0, 1 or nothing (1 such rows)"
+    message = "mine.csv row 2: target NR-AR is '%s', expected 0, 1 or nothing (rows like this: 1)"
     assert str(error.value) == message % value
 
 
