@@ -189,6 +189,9 @@ class CSRConverter(chainer.dataset.Converter):
             most = dense_examples.count_node_columns(gathered, last_too=True)
         if n_node_columns is None:
             n_node_columns = most and dense_examples.count_node_columns(gathered)
+        elif n_node_columns > len(gathered.labels):
+            text = 'n_node_columns: expected at most %d, the columns after the adjacency, got %d'
+            raise ValueError(text % (len(gathered.labels), n_node_columns))
         if strip is None:
             strip = not (may_lose and most)
         strip = strip and self.layout != 'padded'
@@ -221,6 +224,10 @@ class CSRConverter(chainer.dataset.Converter):
                 text = 'batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
                 raise ValueError(text % (i, position, full, numpy.shape(values)))
             rows.append(to_host(values)[:n])
+            if rows[-1].shape[1:] != rows[0].shape[1:]:
+                text = 'batch[%d][%d]: expected shape (%s) for each atom as in batch[0], got (%s)'
+                shapes = [', '.join(map(str, array.shape[1:])) for array in (rows[0], rows[-1])]
+                raise ValueError(text % (i, position, *shapes))
         return numpy.concatenate(rows)
 
 

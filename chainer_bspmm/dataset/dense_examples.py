@@ -31,6 +31,11 @@ def gather(examples, name='batch', first=0):
 
 def join_atoms(atoms, name='batch', first=0):
     """Return the atoms of all molecules as one array: (n_nodes,) int32, or (n_nodes, channels)."""
+    widths = [array.shape[1:] for array in atoms]
+    if len(set(widths)) > 1:
+        i = next(i for i, width in enumerate(widths) if width != widths[0])
+        text = '%s[%d][0]: expected %d channels as in %s[%d], got %d'
+        raise ValueError(text % (name, first + i, *widths[0], name, first, *widths[i]))
     flat = numpy.concatenate(atoms)
     if flat.dtype.kind in 'iu':
         check.fits_int32('atom ids', int(flat.max(initial=0)))
@@ -67,8 +72,9 @@ def count_node_columns(examples, last_too=False):
         ):
             return i
         if not one_size:  # this is a node column, so labels on record are of another data set
+            # Another thread may add to the set meanwhile, so a copy is searched.
             _of_molecules.difference_update(
-                [other for other in _of_molecules if (i, kind[2]) == (other[0], other[2])]
+                [other for other in _of_molecules.copy() if (i, kind[2]) == (other[0], other[2])]
             )
     return len(examples.labels)
 

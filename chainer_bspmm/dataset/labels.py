@@ -157,7 +157,9 @@ def labels_of(columns, name, first, sizes=(), may_be_names=True):
 def _joined(column, may_be_names):
     """Return the labels of all molecules, or None if the values cannot be labels."""
     kinds = set(map(type, column))
-    if kinds == {numpy.ndarray}:
+    if all(issubclass(kind, numpy.ndarray) for kind in kinds):
+        if kinds != {numpy.ndarray}:
+            column = list(map(numpy.asarray, column))  # such as a numpy.memmap
         arrays = set(map(operator.attrgetter('dtype', 'shape'), column))
         if len(arrays) == 1 and column[0].ndim and column[0].dtype.kind in NUMBERS:
             # numpy.array takes several times as long, because it inspects every value.

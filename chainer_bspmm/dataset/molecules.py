@@ -1,6 +1,8 @@
 """`Molecules`: the graphs of a whole data set in a few arrays, from which batches are gathered."""
 
 import re
+import zipfile
+import zlib
 
 import numpy
 
@@ -142,10 +144,13 @@ class Molecules:
         same holds for any molecules that were taken from such a data set.
         """
         if self._is_padding is None:
-            sizes = self.full_sizes
-            are_equal = len(self) != 1 and bool((sizes == sizes[:1]).all())
-            self._is_padding = are_equal and bool(self.atoms.ndim != 1 or self.atoms.all())
+            self._is_padding = self._seem_padded()
         return self._is_padding
+
+    def _seem_padded(self):
+        sizes = self.full_sizes
+        are_equal = len(self) != 1 and bool((sizes == sizes[:1]).all())
+        return are_equal and bool(self.atoms.ndim != 1 or self.atoms.all())
 
     def padded_size(self, index, padded_to):
         """Return the size (int) to which a batch is padded: `padded_to`, or its largest size."""
@@ -201,11 +206,18 @@ class Molecules:
     @classmethod
     def load(cls, path):
         """Read a file written by :meth:`save`; raise ValueError if any number in it is wrong."""
-        with numpy.load(path, allow_pickle=False) as file:
-            try:
+        text = '%s: expected the .npz file of a SparseDataset'
+        try:
+            file = numpy.load(path, allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(text % path) from error
+        if not isinstance(file, numpy.lib.npyio.NpzFile):
+            raise ValueError(text % path)
+        try:
+            with file:
                 return cls.from_arrays(file)
-            except ValueError as error:
-                raise ValueError('%s: %s' % (path, error)) from None
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError('%s: %s' % (path, error)) from None
 
     def save(self, path):
         """Write an ``.npz`` file without pickled objects."""
@@ -218,13 +230,17 @@ class Molecules:
         n_labels = sum(name.startswith('label_') for name in names)
         expected = {'atoms', *INTEGERS, 'n_relations', *('label_%d' % i for i in range(n_labels))}
         shapes = {i: 'shapes_%d' % i for i in range(n_labels) if 'shapes_%d' % i in names}
-        if names - {'data', *shapes.values()} != expected:
+        if names - {'data', 'is_padding', *shapes.values()} != expected:
             text = 'expected the arrays of a SparseDataset, got %s'
             raise ValueError(text % ', '.join(sorted(names)))
         arrays = {'data': None, **{name: arrays[name] for name in names}}
+        is_padding = arrays.pop('is_padding', None)
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
         for i, name in shapes.items():
             labels[i] = VaryingLabels.from_arrays('label_%d' % i, labels[i], arrays.pop(name))
+        if arrays['n_relations'].shape:
+            text = 'n_relations: expected one number, got shape %s'
+            raise ValueError(text % (arrays['n_relations'].shape,))
         arrays['n_relations'] = int(arrays['n_relations'])
         _check(labels=labels, **arrays)
         dtypes = dict(zip(INTEGERS, (numpy.int64, numpy.int64, numpy.int32, numpy.int32)))
@@ -232,7 +248,9 @@ class Molecules:
             dtypes['atoms'] = numpy.int32
         for name, dtype in dtypes.items():
             arrays[name] = arrays[name].astype(dtype, copy=False)
-        return cls(labels=labels, **arrays)
+        molecules = cls(labels=labels, **arrays)
+        molecules._is_padding = None if is_padding is None else bool(is_padding)
+        return molecules
 
     def arrays(self):
         """Return arrays by name, from which :meth:`from_arrays` makes the same molecules."""
@@ -243,6 +261,8 @@ class Molecules:
                 label, arrays['shapes_%d' % i] = label.arrays()
             arrays['label_%d' % i] = label
         arrays.update((name, array) for name, array in fields.items() if array is not None)
+        if self._is_padding and not self._seem_padded():
+            arrays['is_padding'] = numpy.True_
         return arrays
 
     def take(self, index):
@@ -263,15 +283,15 @@ class Molecules:
         return taken
 
     @classmethod
-    def from_examples(cls, examples, name='batch', first=0, strip=True):
+    def from_examples(cls, examples, name='batch', first=0, strip=True, as_dense=True):
         """Make molecules, without labels, from the examples that `dense_examples.gather` returns.
 
         `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Examples
-        with SciPy matrices have no padding, because upstream pads only arrays. Errors name example
-        i `name[first + i]`.
+        with SciPy matrices have no padding, because upstream pads only arrays. `as_dense`: see
+        `build.entries_of`. Errors name example i `name[first + i]`.
         """
         try:
-            entries = build.entries_of(examples.matrices)
+            entries = build.entries_of(examples.matrices, as_dense)
         except (TypeError, ValueError) as error:
             # The examples may be a part of a data set, which begins at `first`.
             text = re.sub(
@@ -378,6 +398,8 @@ def _check_array(name, array, kind, what='', length=None, least=None, ndims=(1,)
     if kind and (array.dtype.kind != kind[0] or array.ndim not in ndims):
         words = name, kind, ' or '.join(map(str, ndims)), array.dtype, array.shape
         raise ValueError('%s: expected %s of %s dimensions, got %s of shape %s' % words)
+    if not array.ndim:
+        raise ValueError('%s: expected an array, got a single value' % name)
     if length is not None and len(array) != length:
         raise ValueError('%s: expected %d items, %s, got %d' % (name, length, what, len(array)))
     if least is not None and (array < least).any():

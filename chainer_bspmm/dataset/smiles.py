@@ -92,10 +92,13 @@ def _mol(smiles):
     if '\n' in text or '\r' in text:
         # RDKit reads only the first line, without an error.
         raise ValueError('it has several lines, expected one SMILES')
+    if '\0' in smiles:
+        # RDKit of 2022 reads only the part before it, without an error.
+        raise ValueError('it has a NUL character')
     if not smiles.isascii() and not (smiles.split() or [''])[0].isascii():
         # RDKit of 2022 reads only the part before such a character, without an error. In a name
         # after the SMILES any character is allowed.
-        raise ValueError('RDKit cannot parse it')
+        raise ValueError('it has a character that is not ASCII')
     mol = Chem.MolFromSmiles(smiles)
     if mol is None:
         raw = Chem.MolFromSmiles(smiles, sanitize=False)
@@ -488,10 +491,19 @@ def from_smiles(
     preprocessor = preprocessor_of('preprocessor', preprocessor)
     if isinstance(smiles, str):
         raise TypeError('smiles: expected a sequence of SMILES, got one: %r' % smiles)
+    if not isinstance(smiles, collections.abc.Iterable):
+        raise TypeError('smiles: expected a sequence of SMILES, got %s' % type(smiles).__name__)
     smiles = list(smiles)
+    if numpy.ma.is_masked(labels):
+        raise ValueError(
+            'labels: expected a value for each molecule, got masked ones; labels.filled(...) '
+            'replaces them'
+        )
     if labels is not None and not isinstance(labels, (list, tuple)):
         # pandas would not index them by position, and a mask would change the loss.
         labels = numpy.atleast_1d(numpy.asarray(labels))
+        if labels.dtype == object and labels.ndim > 1:  # a DataFrame with columns of several types
+            labels = numpy.array(labels.tolist())
     if labels is not None and len(labels) != len(smiles):
         text = 'labels: expected one for each of the %d SMILES, got %d'
         raise ValueError(text % (len(smiles), len(labels)))

@@ -16,7 +16,7 @@ from chainer_bspmm.dataset.graph_data import example_of
 from chainer_bspmm.dataset.labels import are_of_atoms, labels_of
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.progress import progress
-from chainer_bspmm.dataset.selection import no_array, Selection, SparseExample
+from chainer_bspmm.dataset.selection import locate, no_array, Selection, SparseExample
 from chainer_bspmm.sparse import check
 
 try:
@@ -199,6 +199,23 @@ def chunks(dataset):
             yield first, [dataset[i] for i in range(*part.indices(len(dataset)))]
 
 
+def _from_dense(examples, first, n_edge_types):
+    """Return the `Molecules`, without labels, and the columns of labels of examples."""
+    kinds = set(map(type, examples))
+    if kinds != {tuple}:
+        examples = [
+            tuple(example)
+            if isinstance(example, SparseExample)
+            else example_of(example, 'dataset[%d]' % i, n_edge_types)
+            for i, example in enumerate(examples, first)
+        ]
+    gathered = dense_examples.gather(examples, 'dataset', first)
+    # In graph data, an edge that is given twice stays two entries.
+    as_dense = kinds <= {tuple, SparseExample}
+    part = Molecules.from_examples(gathered, 'dataset', first, as_dense=as_dense)
+    return part, gathered.labels
+
+
 def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     """Convert a dense data set to a sparse one, which stores every molecule once, as CSR.
 
@@ -206,12 +223,12 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
 
     Args:
         dataset (sequence): examples ``(atoms, adj, label...)`` as `CSRConverter` takes them (a
-            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list), or graph data (a
-            SparseGraphDataset, whose batches must be packed, a PaddingGraphDataset, or a list of
-            their examples). Only the number of trailing atoms of id 0 without bonds is stored.
-            `CSRConverter` decides whether they are padding (``strip_padding``), and makes the same
-            batches as from the dense data set. Graph data are read for ``x``, the edges or ``adj``,
-            and ``y``, if it is not None.
+            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list; also examples of sparse
+            data sets), or graph data (a SparseGraphDataset, whose batches must be packed, a
+            PaddingGraphDataset, or a list of their examples). Only the number of trailing atoms of
+            id 0 without bonds is stored. `CSRConverter` decides whether they are padding
+            (``strip_padding``), and makes the same batches as from the dense data set. Graph data
+            are read for ``x``, the edges or ``adj``, and ``y``, if it is not None.
         n_edge_types (int or None): for a SparseGraphDataset, number of relations into which
             ``edge_attr`` divides the edges; None means one.
 
@@ -224,22 +241,24 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
         TypeError: an example is neither a tuple of arrays nor graph data.
         ValueError: no examples, or one that `CSRConverter` refuses; the message names it.
     """
-    if isinstance(dataset, SparseDataset):
-        return dataset
+    sparse = selection(dataset)
+    if sparse is not None:
+        return sparse
     dense_examples.check_sequence('dataset', dataset)
     if n_edge_types is not None:
         check.count('n_edge_types', n_edge_types, 1)
     parts, columns = [], []
     with progress(len(dataset), 'to_sparse') as advance:
         for first, examples in chunks(dataset):
-            if set(map(type, examples)) != {tuple}:
-                examples = [
-                    example_of(example, 'dataset[%d]' % i, n_edge_types)
-                    for i, example in enumerate(examples, first)
-                ]
-            gathered = dense_examples.gather(examples, 'dataset', first)
-            parts.append(Molecules.from_examples(gathered, 'dataset', first))
-            columns.append(gathered.labels)
+            located = locate(examples)
+            if located is None:
+                part, labels = _from_dense(examples, first, n_edge_types)
+            else:
+                molecules, index = located
+                part = molecules.take(index)
+                labels, part.labels = list(map(list, part.labels)), []
+            parts.append(part)
+            columns.append(labels)
             advance(len(examples))
     n_columns = sorted(set(map(len, columns)))
     if len(n_columns) > 1:

@@ -264,13 +264,20 @@ def block_diagonal(rows, row_nnz, nnz, columns, n_relations):
     }
 
 
-def entries_of(matrices):
-    """Return the `Entries` of host matrices; in a row they are sorted by relation, then column."""
+def entries_of(matrices, as_dense=False):
+    """Return the `Entries` of host matrices; in a row they are sorted by relation, then column.
+
+    `as_dense`: entries that a SciPy matrix stores at one place are added up, and stored zeros are
+    left out, so that the result is that of the dense matrix.
+    """
     if not matrices:
         raise ValueError('matrices: expected at least one matrix, got an empty sequence')
-    if all(issubclass(kind, numpy.ndarray) for kind in set(map(type, matrices))):
+    kinds = set(map(type, matrices))
+    if all(issubclass(kind, numpy.ndarray) for kind in kinds):
+        if kinds != {numpy.ndarray}:  # such as a numpy.matrix, which stays a matrix when ravelled
+            matrices = list(map(numpy.asarray, matrices))
         return _of_arrays(matrices)
-    return _of_scipy(matrices)
+    return _of_scipy(matrices, as_dense)
 
 
 def _of_arrays(matrices):
@@ -304,7 +311,24 @@ def _of_arrays(matrices):
     )
 
 
-def _of_scipy(matrices):
+def _as_dense(indptr, columns, data, dtype):
+    """Add up the entries at one place, and leave out zeros."""
+    n_rows = indptr.size - 1
+    rows = numpy.repeat(numpy.arange(n_rows), numpy.diff(indptr))
+    is_first = numpy.ones(columns.size, bool)  # of the entries at its place
+    is_first[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
+    if not is_first.all():
+        data = numpy.ones(columns.size, dtype) if data is None else data
+        data = numpy.add.reduceat(data, numpy.flatnonzero(is_first))
+        rows, columns = rows[is_first], columns[is_first]
+    if data is not None:
+        is_kept = data != 0
+        rows, columns, data = rows[is_kept], columns[is_kept], data[is_kept]
+        data = None if (data == 1).all() else data
+    return starts_of(numpy.bincount(rows, minlength=n_rows)), columns, data
+
+
+def _of_scipy(matrices, as_dense):
     n_relations, sizes, stacks, dtype = check.sparse_matrices(matrices)
     starts = starts_of(sizes)
     n_rows = int(starts[-1])
@@ -328,6 +352,8 @@ def _of_scipy(matrices):
     matrix = matrix.tocsc().tocsr()
     indptr, columns = matrix.indptr, matrix.indices
     data = None if data is None else matrix.data.view(data.dtype)
+    if as_dense:
+        indptr, columns, data = _as_dense(indptr, columns, data, dtype)
     nnz = numpy.diff(indptr[starts])
     columns = columns - numpy.repeat(starts[:-1] * n_relations, nnz)
     if n_relations > 1:

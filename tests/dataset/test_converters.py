@@ -275,6 +275,11 @@ A_COMMON_SHAPE = 'expected labels of one shape, or NumPy arrays with the same nu
             ValueError,
             'batch[1][1]: expected shape (n, n) as in batch[0][1], got (4, 2, 2)',
         ),
+        (
+            [(numpy.ones((2, 3), 'f'), ADJ), (numpy.ones((2, 4), 'f'), ADJ)],
+            ValueError,
+            'batch[1][0]: expected 3 channels as in batch[0], got 4',
+        ),
         # the error names the first wrong example, with its original shape
         ([(ATOMS, ADJ), 'CO', [ATOMS, ADJ], 'N'], TypeError, 'batch[1]: %s, got str' % A_TUPLE),
         (
@@ -502,6 +507,36 @@ def test_a_node_column_without_a_row_for_each_atom():
     message = 'batch[1][2]: expected a row for each of 1 atoms, got shape (2,)'
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
         CSRConverter(n_node_columns=1)(examples)
+
+
+def test_node_columns_of_different_widths():
+    examples = [(atoms, adj, adj) for atoms, adj, _ in molecules((2, 3))]
+    message = 'batch[1][2]: expected shape (2) for each atom as in batch[0], got (3)'
+    with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
+        CSRConverter(n_node_columns=1)(examples)
+
+
+def test_more_node_columns_than_columns():
+    message = 'n_node_columns: expected at most 2, the columns after the adjacency, got 3'
+    with pytest.raises(ValueError, match='^%s$' % message):
+        CSRConverter(n_node_columns=3)(with_column())
+
+
+def test_an_adjacency_that_is_a_numpy_matrix():
+    examples = [(atoms, scipy.sparse.coo_matrix(adj).todense()) for atoms, adj, _ in molecules()]
+    dense = [(atoms, numpy.asarray(matrix)) for atoms, matrix in examples]
+    assert_same_batch(concat_mols(examples), concat_mols(dense))
+
+
+def test_labels_of_a_file_in_memory_may_differ_in_length(tmp_path):
+    path = tmp_path / 'labels.npy'
+    numpy.save(path, numpy.arange(10, dtype='f'))
+    labels = numpy.load(path, mmap_mode='r')
+    examples = [
+        (numpy.arange(1, n + 1), numpy.eye(n, dtype='f'), labels[of])
+        for n, of in ((3, slice(2)), (2, slice(2, 7)))
+    ]
+    numpy.testing.assert_array_equal(concat_mols(examples)[2], dense_concat_mols(examples)[2])
 
 
 def test_a_sparse_data_set_has_no_node_columns():

@@ -313,16 +313,34 @@ def test_labels_follow_super_nodes():
     numpy.testing.assert_array_equal(columns, numpy.array(labels)[result.kept])
 
 
-@pytest.mark.parametrize('kind', ['masked', 'of another machine'])
+@pytest.mark.parametrize('kind', ['without a masked value', 'of another machine'])
 def test_labels_are_plain_arrays(kind):
-    """As in a dense data set, a mask has no effect, and the order of bytes is the machine's."""
+    """As in a dense data set, the order of bytes is the machine's."""
     values = numpy.arange(len(SMILES), dtype='f')
     swapped = values.astype(values.dtype.newbyteorder())
-    labels = numpy.ma.masked_equal(values, 3) if kind == 'masked' else swapped
+    labels = swapped if kind == 'of another machine' else numpy.ma.masked_equal(values, -1)
     result = from_smiles(SMILES, 'rsgcn', labels)
     (found,) = result.dataset.molecules.labels
     assert type(found) is numpy.ndarray and found.dtype == values.dtype
     numpy.testing.assert_array_equal(found, values[result.kept])
+
+
+def test_masked_labels():
+    labels = numpy.ma.masked_equal(numpy.arange(len(SMILES), dtype='f'), 3)
+    message = r'^labels: expected a value for each molecule, got masked ones; labels\.filled'
+    with pytest.raises(ValueError, match=message):
+        from_smiles(SMILES, 'rsgcn', labels)
+
+
+def test_labels_of_a_table_with_columns_of_several_types():
+    table = pandas.DataFrame({'active': [True, False], 'y': [1.5, 2.0]})
+    result = from_smiles(['C', 'N'], 'rsgcn', table)
+    numpy.testing.assert_array_equal(concat_mols(result.dataset)[2], [[1, 1.5], [0, 2]])
+
+
+def test_no_smiles_at_all():
+    with pytest.raises(TypeError, match='^smiles: expected a sequence of SMILES, got NoneType$'):
+        from_smiles(None, 'rsgcn')
 
 
 @pytest.mark.parametrize('kind', [pandas.DataFrame, pandas.Series])
@@ -346,6 +364,8 @@ def test_failures_say_why(capfd):
         'c1cccc1',
         'C\ufffdC',
         '\xa0\xe4',
+        '\ufeffCO',
+        'CC\0OO',
     ]
     result = from_smiles(smiles, preprocess_method_dict['relgcn'](max_atoms=3))
     assert result.kept.tolist() == [0] and result.kept.dtype.kind == 'i'
@@ -358,7 +378,8 @@ def test_failures_say_why(capfd):
     assert 'exceeds num_max_atoms 3' in reasons[3]
     assert reasons[4] == 'expected a string, got NoneType'
     assert 'kekulize' in reasons[5]
-    assert reasons[6:] == ['RDKit cannot parse it'] * 2
+    assert reasons[6:9] == ['it has a character that is not ASCII'] * 3
+    assert reasons[9] == 'it has a NUL character'
     assert capfd.readouterr() == ('', '')
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import pickle
 import re
 import zipfile
@@ -184,6 +185,30 @@ def test_a_sparse_data_set_is_not_converted_again():
     assert to_sparse(sparse) is sparse
 
 
+def as_list(part):
+    return [part[i] for i in range(len(part))]
+
+
+def in_two(part):
+    return ConcatenatedDataset(part[:2], part[2:])
+
+
+@pytest.mark.parametrize('kind', [as_list, in_two, lambda part: SubDataset(part, 0, len(part))])
+@pytest.mark.parametrize('chunk', [2, 256])
+def test_parts_of_a_sparse_data_set_are_sparse_data_sets(kind, chunk, monkeypatch):
+    monkeypatch.setattr(sparse_dataset, 'CHUNK', chunk)
+    part = to_sparse(molecules(SIZES, n_labels=2))[[4, 1, 6]]
+    assert_same_batch(concat_mols(to_sparse(kind(part))), concat_mols(part))
+
+
+@pytest.mark.parametrize('chunk', [1, 2, 256])
+def test_dense_and_sparse_examples_become_one_data_set(chunk, monkeypatch):
+    monkeypatch.setattr(sparse_dataset, 'CHUNK', chunk)
+    dense = molecules(SIZES, n_relations=4)
+    mixed = [dense[0], *as_list(to_sparse(dense)[1:3]), dense[3]]
+    assert_same_batch(concat_mols(to_sparse(mixed)), concat_mols(dense[:4]))
+
+
 @pytest.mark.parametrize('index', [7, -8, [7], numpy.zeros((1, 2), int), numpy.array(0)], ids=str)
 def test_an_index_of_no_molecule(index):
     with pytest.raises(IndexError):
@@ -292,6 +317,36 @@ def test_duplicate_entries_of_scipys_matrices_are_added():
     batch = concat_mols(to_sparse(examples))
     assert_same_batch(batch, concat_mols(examples))
     assert batch[1].to_dense()[0, :2, :2].tolist() == [[0, 3], [4, 0]]
+    assert batch[1].nnz == 3
+
+
+@pytest.mark.parametrize('n_relations', [1, 2])
+def test_entries_of_scipys_matrices_are_those_of_the_dense_ones(n_relations):
+    """A layer such as RelGAT takes each entry for a bond, so zeros must not be entries."""
+    rng = numpy.random.RandomState(0)
+    examples = [[], []]
+    for n in (3, 1, 6, 2):
+        parts = []
+        for _ in range(n_relations):
+            place = rng.randint(0, n, (2, 3 * n))
+            values = rng.randint(-1, 2, 3 * n).astype('f')
+            parts.append(scipy.sparse.coo_matrix((values, place), (n, n)))
+        dense = numpy.array([part.toarray() for part in parts])
+        ids = numpy.arange(1, n + 1)
+        examples[0].append((ids, parts))
+        examples[1].append((ids, dense))
+    expected, found = (CSRConverter('packed')(e)[1] for e in (examples[1], examples[0]))
+    for name in ('indptr', 'indices', 'data'):
+        numpy.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_a_part_keeps_its_padding_in_a_file(tmp_path):
+    """A last batch of one would tell nothing alone."""
+    path = str(tmp_path / 'set.npz')
+    part = to_sparse(molecules(SIZES, out_size=7))[2:3]
+    SparseDataset.save(path, part)
+    packed = CSRConverter('packed')
+    assert_same_batch(packed(SparseDataset.load(path)), packed(part))
 
 
 def test_pickle_takes_only_its_own_part():
@@ -398,6 +453,8 @@ def test_upstreams_save_refuses_a_sparse_data_set(tmp_path):
             'columns: expected at least 0 at position 1, got -2',
         ),
         ({'atoms': numpy.array([6, -6, 1])}, 'atoms: expected at least 0 at position 1, got -6'),
+        ({'label_0': numpy.array(1.0)}, 'label_0: expected an array, got a single value'),
+        ({'n_relations': numpy.array([1, 1])}, 'n_relations: expected one number, got shape (2,)'),
         (
             {'columns': numpy.array([0, 1, 5, 0])},
             'columns: expected less than 2, relations times the nodes of the molecule, '
@@ -436,6 +493,25 @@ def test_load_of_other_files(tmp_path):
     message = '%s: expected the arrays of a SparseDataset, got arr_0, arr_1, arr_2' % path
     with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
         SparseDataset.load(path)
+
+
+@pytest.mark.parametrize('kind', ['text', 'empty', 'cut', 'an array'])
+def test_load_of_a_file_that_is_no_archive(tmp_path, kind):
+    path = tmp_path / 'set.npz'
+    SparseDataset.save(str(path), to_sparse(molecules()))
+    array = io.BytesIO()
+    numpy.save(array, numpy.arange(3))
+    whole = path.read_bytes()
+    contents = {
+        'text': b'smiles,y\nCCO,1\n',
+        'empty': b'',
+        'cut': whole[: len(whole) // 2],
+        'an array': array.getvalue(),
+    }
+    path.write_bytes(contents[kind])
+    message = '^%s: expected the .npz file of a SparseDataset$' % re.escape(str(path))
+    with pytest.raises(ValueError, match=message):
+        SparseDataset.load(str(path))
 
 
 def test_load_of_no_file(tmp_path):
