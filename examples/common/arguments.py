@@ -170,7 +170,10 @@ def parse_training(parser, argv, source):
             action.required = action.dest not in settings
         settings['padded_to'] = settings['padded_to'] or 'batch'
         parser.set_defaults(**settings, dense=settings['layout'] == 'dense')
+        is_padding_given = args.padded_to is not None
         args = parser.parse_args(argv)
+        if not is_padding_given and (args.dense or args.layout != 'folded'):
+            args.padded_to = 'batch'  # if the layout is another one, that is what has changed
         # The layout may depend on the data, which are not read yet.
         given = {name: value for name, value in vars(args).items() if name not in LAYOUT}
         folder.refuse_changes(args.out, settings, given)

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import os
+import stat
 import sys
 import tempfile
 import textwrap
@@ -86,13 +87,28 @@ def opened(path):
     try:
         file: typing.Any = sys.stdin.buffer if path == '-' else open(path, 'rb')
     except OSError as error:
-        raise DataError('cannot read %s: %s' % (os.path.abspath(path), error.strerror)) from error
+        name = os.path.abspath(path) if path else "''"
+        raise DataError('cannot read %s: %s' % (name, error.strerror)) from error
     return gzip.open(file) if file.peek(2)[:2] == b'\x1f\x8b' else file
 
 
 def in_utf_8(line):
     """Return a line decoded with surrogateescape if it is UTF-8, else raise UnicodeDecodeError."""
     return line.encode('utf-8', 'surrogateescape').decode('utf-8')
+
+
+def is_input(path, source):
+    """Return whether an output is the regular file that is read.
+
+    ``'-'`` is standard output, or standard input as `source`. A link is not followed to an output,
+    because it is replaced.
+    """
+    try:
+        read = os.fstat(0) if source == '-' else os.stat(source)
+        written = os.fstat(1) if path == '-' else os.lstat(path)
+    except OSError:  # one of them is no file
+        return False
+    return stat.S_ISREG(read.st_mode) and os.path.samestat(read, written)
 
 
 def read_table(path):
@@ -275,7 +291,7 @@ def create(path):
 def standard_output():
     """Return standard output for a table: in UTF-8, as files are, whatever the locale."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding='utf-8', newline='')
+        sys.stdout.reconfigure(encoding='utf-8', errors='surrogateescape', newline='')
     return sys.stdout
 
 
@@ -301,7 +317,7 @@ def write_table(path, table, number=None):
             standard_output().write(text)
             sys.stdout.flush()
         return
-    content = text.encode()
+    content = text.encode(errors='surrogateescape')  # bytes of a command line may be no UTF-8
     with replacing(path) as new, create(new) as file:
         file.write(gzip.compress(content) if path.endswith('.gz') else content)
 
@@ -313,6 +329,8 @@ def output_of(path, force):
     """
     if path == '-' or descriptor_of(path) == 1:
         return '-'
+    if not path:
+        raise DataError('--out: expected a file, got an empty name')
     if not os.path.isdir(os.path.dirname(path) or '.') or os.path.isdir(path):
         raise DataError(
             '--out: cannot write %s: it is a folder, or its folder does not exist' % path

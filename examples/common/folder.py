@@ -40,8 +40,11 @@ def refuse_file(out):
         raise DataError('--out: expected a folder, got ' + found % out)
 
 
-def check(out, force, resume=False):
-    """Refuse an output folder that is not empty, unless the options allow it."""
+def check(out, force, resume=False, source=''):
+    """Refuse an output folder that is not empty, unless the options allow it.
+
+    Also refuses that `force` removes the file of data, `source`, if there is one.
+    """
     refuse_file(out)
     has_snapshot = bool(steps(out, 0))
     if resume and not has_snapshot:
@@ -58,12 +61,20 @@ def check(out, force, resume=False):
             '--out: the folder %s is not empty; expected a new one, %s--force to start again in it'
             % (out, '--resume to continue its run, or ' if has_snapshot else 'or ')
         )
+    for path in files_of_run(out):
+        if data.is_input(path, source):
+            raise DataError('--force would remove %s, which --data reads; copy it elsewhere' % path)
+
+
+def files_of_run(out):
+    """Return the paths of a folder that have the name of a file of a run."""
+    names = [name for name in os.listdir(out) if name in RUN_FILES or SNAPSHOT.fullmatch(name)]
+    return [os.path.join(out, name) for name in sorted(names)]
 
 
 def remove_run(out):
     """Remove the files that a run has written, unless a folder has the name of such a file."""
-    names = [name for name in os.listdir(out) if name in RUN_FILES or SNAPSHOT.fullmatch(name)]
-    paths = [os.path.join(out, name) for name in sorted(names)]
+    paths = files_of_run(out)
     for path in paths:
         if os.path.isdir(path) and not os.path.islink(path):
             text = '--force removes files of a run, and %s is a folder; move it elsewhere'

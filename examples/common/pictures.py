@@ -27,7 +27,7 @@ def learning_curve(out, log, title, panels):
         ax.locator_params(axis='x', integer=True)
         ax.grid(alpha=0.3)
         ax.legend()
-    figure.suptitle(title)
+    figure.suptitle(title.encode(errors='backslashreplace').decode())  # it has the name of a file
     with replacing(os.path.join(out, 'learning_curve.png')) as new:
         figure.savefig(new, dpi=120)
 

@@ -72,7 +72,9 @@ def predict(source):
         if args.smiles:
             dataset, rows = from_smiles(args.smiles, settings, task)
         else:
-            path = args.data or os.path.join(args.in_dir, folder.TEST_FILE)
+            path = args.data
+            if path is None:
+                path = os.path.join(args.in_dir, folder.TEST_FILE)
             description, rows = source.read(path, settings, missing='keep')
             dataset, rows = data.load(description, rows, task, settings['method'])
         predictions = numpy.empty((0, len(task.names)))

@@ -201,7 +201,7 @@ def prepare(source, task, args, n_ranks):
     Returns its settings, [training, validation and test part of the data set, without labels] and a
     list of their labels, float64.
     """
-    folder.check(args.out, args.force, args.resume)
+    folder.check(args.out, args.force, args.resume, args.data)
     missing = 'skip' if args.skip_missing else 'refuse'
     description, rows = source.read(args.data, vars(args), missing=missing)
     dataset, rows = data.load(description, rows, task, args.method, args.num_data, args.dense)

@@ -13,6 +13,7 @@ have the reason in the column error. Under mpirun all rows are in the order of t
 
 import contextlib
 import csv
+import gzip
 import io
 import itertools
 import os
@@ -68,8 +69,11 @@ def written_to(path):
             return
         if os.path.islink(path) and not data.is_special(path):
             os.remove(path)  # a link is replaced, not followed
-        with io.TextIOWrapper(data.create(path), encoding='utf-8', newline='') as file:
-            yield file
+        with data.create(path) as file:
+            is_plain = not path.endswith('.gz')
+            binary = file if is_plain else gzip.GzipFile(fileobj=file, mode='wb')
+            with io.TextIOWrapper(binary, encoding='utf-8', newline='') as text:
+                yield text
 
 
 def rows(lines, model, **options):
@@ -132,6 +136,9 @@ def run():
     ranks = ranks_of(args.communicator)
     if ranks.is_first:
         args.out = data.output_of(args.out, args.force)
+        if data.is_input(args.out, args.smiles):
+            name = 'standard output' if args.out == '-' else args.out
+            raise DataError('--out: %s is the list to screen; expected another file' % name)
     n_processes = None
     if ranks.are_several:
         check_source(ranks, args.smiles)

@@ -318,6 +318,39 @@ def test_a_folder_with_the_name_of_a_file_is_found_before_any_is_removed(folder,
     assert {path.name for path in (folder / 'result').iterdir()} == before
 
 
+@pytest.mark.parametrize('name', ['predictions.csv', 'test.csv', 'snapshot_8.0'])
+def test_force_does_not_remove_the_data(folder, error, name):
+    path = folder / 'result' / name
+    path.write_text(TABLE)
+    before = content(folder / 'result')
+    assert error('train_own.py', *WORDS, '--force', '--data', path) == (
+        'error: --force would remove result/%s, which --data reads; copy it elsewhere' % name
+    )
+    assert content(folder / 'result') == before
+
+
+def test_an_empty_name_of_the_data_is_not_the_test_part(folder, error):
+    message = "error: cannot read '': No such file or directory"
+    assert error('predict_own.py', '--in-dir', 'result', '--data', '') == message
+    assert not (folder / 'result' / 'predictions.csv').exists()
+
+
+def test_an_empty_name_of_an_output(folder, error):
+    message = 'error: --out: expected a file, got an empty name'
+    assert error('predict_own.py', '--in-dir', 'result', '--out', '') == message
+
+
+def test_names_and_smiles_may_have_bytes_that_are_not_utf_8(folder, tmp_path):
+    """As on a command line, they are surrogates."""
+    name = os.fsdecode(b'caf\xe9.csv')
+    (tmp_path / name).write_text(TABLE)
+    run('train_own.py', *WORDS, '--data', name, '--force', cwd=folder)
+    smiles = os.fsdecode(b'C\xe9')
+    words = ['--in-dir', 'result', '--smiles', 'CCO', smiles, '--out', 'p.csv']
+    run('predict_own.py', *words, cwd=folder)
+    assert b'\nC\xe9,,it has a character that is not ASCII\n' in (folder / 'p.csv').read_bytes()
+
+
 def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
     for _ in range(2):  # both runs check the folder before one starts
         common.folder.check(str(tmp_path), force=False)
@@ -439,8 +472,9 @@ def test_a_resumption_keeps_the_layout(tmp_path, words):
         (['--unit-num', '4'], 'unit_num', 8, 4),
         (['--labels', 'z'], 'labels', ['y'], ['z']),
         (['--learning-rate', '0.1'], 'learning_rate', 0.001, 0.1),
-        (['--layout', 'packed', '--padded-to', 'batch'], 'layout', 'folded', 'packed'),
-        (['--dense', '--padded-to', 'batch'], 'layout', 'folded', 'dense'),
+        (['--layout', 'packed'], 'layout', 'folded', 'packed'),
+        (['--layout', 'padded', '--padded-to', 'batch'], 'layout', 'folded', 'padded'),
+        (['--dense'], 'layout', 'folded', 'dense'),
     ],
 )
 def test_a_resumption_with_another_option_names_both(folder, error, words, name, before, now):

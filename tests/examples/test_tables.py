@@ -515,7 +515,7 @@ def test_both_kinds_of_data_set_take_the_same_smiles(data, dense):
     found = data.preprocess(data.typed_smiles(smiles, ['y']), 'ggnn', dense)
     assert found[1].reason.tolist() == [
         '',
-        'RDKit cannot parse it',
+        'it has a character that is not ASCII',
         '',
         'atomic number 118, the models support those below 117',
         '',
@@ -587,7 +587,7 @@ def test_characters_that_standard_output_lacks_are_escaped_in_messages(trained, 
     (tmp_path / 'mine.csv').write_text('smiles\nCCO\nC\xe9\n', encoding='utf-8')
     done = predict_as_a_process(trained, '--out', 'new.csv', PYTHONIOENCODING='ascii')
     assert done.returncode == 0, done.stderr
-    assert b"  mine.csv row 3: 'C\\xe9': RDKit cannot parse it\n" in done.stdout
+    assert b"  mine.csv row 3: 'C\\xe9': it has a character that is not ASCII\n" in done.stdout
 
 
 @pytest.mark.parametrize('unbuffered', ['', '1'])

@@ -340,7 +340,7 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
         'no atoms',
         '',
         'atomic number 118, the models support those below 117',
-        'RDKit cannot parse it',
+        'it has a character that is not ASCII',
         '',
     ]
     run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'CCO', 'CCN')
@@ -393,6 +393,52 @@ def test_screening_replaces_a_link_and_does_not_follow_it(trained, tmp_path):
     )
     assert (tmp_path / 'list.smi').read_text() == 'CCO\n'
     assert not (tmp_path / 'link').is_symlink() and len(rows(tmp_path / 'link')) == 1
+
+
+@pytest.mark.parametrize('redirect', [False, True])
+@pytest.mark.parametrize('out', ['list.smi', 'hard link'])
+def test_a_screening_does_not_overwrite_its_list(trained, tmp_path, redirect, out):
+    text = 'CCO mol\n' * 20000  # more than is read at once
+    (tmp_path / 'list.smi').write_text(text)
+    (tmp_path / 'hard link').hardlink_to(tmp_path / 'list.smi')
+    words = ['-' if redirect else 'list.smi', '--in-dir', trained[0], '--out', out, '--force']
+    with open(tmp_path / 'list.smi') as file:
+        done = subprocess.run(
+            command(TOX21 / 'screen_tox21.py', words),
+            cwd=tmp_path,
+            env=environment(),
+            stdin=file if redirect else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == 'error: --out: %s is the list to screen; expected another file\n' % out
+    assert (tmp_path / 'list.smi').read_text() == text
+
+
+def test_a_screening_appended_to_its_list_does_not_go_on_forever(trained, tmp_path):
+    (tmp_path / 'list.smi').write_text('CCO\n')
+    words = ['list.smi', '--in-dir', trained[0]]
+    with open(tmp_path / 'list.smi', 'a') as file:
+        done = subprocess.run(
+            command(TOX21 / 'screen_tox21.py', words),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    message = 'error: --out: standard output is the list to screen; expected another file\n'
+    assert done.stderr == message and done.returncode == 1
+
+
+def test_a_screening_is_compressed_if_its_name_says_so(trained, tmp_path):
+    (tmp_path / 'list.smi').write_text('CCO caf\xe9\nC1CC\n', encoding='utf-8')
+    for out in ('a.csv', 'a.csv.gz'):
+        run('screen_tox21.py', 'list.smi', '--in-dir', trained[0], '--out', out, cwd=tmp_path)
+    plain = (tmp_path / 'a.csv').read_bytes()
+    assert gzip.decompress((tmp_path / 'a.csv.gz').read_bytes()) == plain and b'caf' in plain
 
 
 @pytest.mark.parametrize('out', ['-', 'link'])
