@@ -157,8 +157,8 @@ def first_epochs_and_trainings():
 
 
 def parsing_by_upstream():
-    kinds = bench_command.WARM, bench_command.COLD
-    return [run['phases']['data'] for run in commands('qm9', bench_command.UPSTREAM, *kinds)]
+    runs = commands('qm9', bench_command.UPSTREAM, bench_command.WARM, bench_command.COLD)
+    return [run['phases']['data'] for run in runs]
 
 
 def busy(with_labels_of_atoms):
