@@ -189,9 +189,6 @@ class CSRConverter(chainer.dataset.Converter):
             most = dense_examples.count_node_columns(gathered, last_too=True)
         if n_node_columns is None:
             n_node_columns = most and dense_examples.count_node_columns(gathered)
-        elif n_node_columns > len(gathered.labels):
-            text = 'n_node_columns: expected at most %d, the columns after the adjacency, got %d'
-            raise ValueError(text % (len(gathered.labels), n_node_columns))
         if strip is None:
             strip = not (may_lose and most)
         strip = strip and self.layout != 'padded'

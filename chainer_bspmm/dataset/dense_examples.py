@@ -31,11 +31,12 @@ def gather(examples, name='batch', first=0):
 
 def join_atoms(atoms, name='batch', first=0):
     """Return the atoms of all molecules as one array: (n_nodes,) int32, or (n_nodes, channels)."""
-    widths = [array.shape[1:] for array in atoms]
-    if len(set(widths)) > 1:
-        i = next(i for i, width in enumerate(widths) if width != widths[0])
-        text = '%s[%d][0]: expected %d channels as in %s[%d], got %d'
-        raise ValueError(text % (name, first + i, *widths[0], name, first, *widths[i]))
+    if atoms[0].ndim > 1:
+        widths = [array.shape[1] for array in atoms]
+        if len(set(widths)) > 1:
+            i = next(i for i, width in enumerate(widths) if width != widths[0])
+            text = '%s[%d][0]: expected %d channels as in %s[%d], got %d'
+            raise ValueError(text % (name, first + i, widths[0], name, first, widths[i]))
     flat = numpy.concatenate(atoms)
     if flat.dtype.kind in 'iu':
         check.fits_int32('atom ids', int(flat.max(initial=0)))

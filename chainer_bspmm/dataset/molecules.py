@@ -2,7 +2,6 @@
 
 import re
 import zipfile
-import zlib
 
 import numpy
 
@@ -209,14 +208,14 @@ class Molecules:
         text = '%s: expected the .npz file of a SparseDataset'
         try:
             file = numpy.load(path, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
             raise ValueError(text % path) from error
         if not isinstance(file, numpy.lib.npyio.NpzFile):
             raise ValueError(text % path)
         try:
             with file:
                 return cls.from_arrays(file)
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
             raise ValueError('%s: %s' % (path, error)) from None
 
     def save(self, path):
@@ -234,11 +233,17 @@ class Molecules:
             text = 'expected the arrays of a SparseDataset, got %s'
             raise ValueError(text % ', '.join(sorted(names)))
         arrays = {'data': None, **{name: arrays[name] for name in names}}
+        for name, array in arrays.items():
+            if isinstance(array, bytes):  # a member of the archive that is no .npy file
+                raise ValueError('%s: expected an array, got a file of another kind' % name)
         is_padding = arrays.pop('is_padding', None)
+        if is_padding is not None and (is_padding.shape or is_padding.dtype != bool):
+            words = is_padding.dtype, is_padding.shape
+            raise ValueError('is_padding: expected one bool, got %s of shape %s' % words)
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
         for i, name in shapes.items():
             labels[i] = VaryingLabels.from_arrays('label_%d' % i, labels[i], arrays.pop(name))
-        if arrays['n_relations'].shape:
+        if numpy.ndim(arrays['n_relations']):
             text = 'n_relations: expected one number, got shape %s'
             raise ValueError(text % (arrays['n_relations'].shape,))
         arrays['n_relations'] = int(arrays['n_relations'])

@@ -92,13 +92,14 @@ def _mol(smiles):
     if '\n' in text or '\r' in text:
         # RDKit reads only the first line, without an error.
         raise ValueError('it has several lines, expected one SMILES')
-    if '\0' in smiles:
-        # RDKit of 2022 reads only the part before it, without an error.
-        raise ValueError('it has a NUL character')
-    if not smiles.isascii() and not (smiles.split() or [''])[0].isascii():
+    if '\0' in text or not text.isascii():
         # RDKit of 2022 reads only the part before such a character, without an error. In a name
         # after the SMILES any character is allowed.
-        raise ValueError('it has a character that is not ASCII')
+        before_name = (smiles.split() or [''])[0]
+        if '\0' in before_name:
+            raise ValueError('it has a NUL character')
+        if not before_name.isascii():
+            raise ValueError('it has a character that is not ASCII')
     mol = Chem.MolFromSmiles(smiles)
     if mol is None:
         raw = Chem.MolFromSmiles(smiles, sanitize=False)
@@ -433,6 +434,14 @@ def _warn_of(failures, n):
     )
 
 
+def _has_mask(labels):
+    """Return whether a value is masked in labels, an array or a sequence of values or arrays."""
+    if isinstance(labels, (list, tuple)):
+        are_masked = [isinstance(label, numpy.ma.MaskedArray) for label in labels]
+        return any(numpy.ma.is_masked(labels[i]) for i in numpy.flatnonzero(are_masked))
+    return numpy.ma.is_masked(labels)
+
+
 def from_smiles(
     smiles: collections.abc.Iterable[str],
     preprocessor: Any,
@@ -470,9 +479,9 @@ def from_smiles(
 
     Raises:
         ImportError: RDKit is not installed.
-        TypeError: ``preprocessor`` is not one of these.
-        ValueError: no molecule can be used, ``labels`` has another length, or ``out_size`` is set
-            where upstream's preprocessor fails with it.
+        TypeError: ``preprocessor`` is not one of these, or ``smiles`` is one str or no sequence.
+        ValueError: no molecule can be used, ``labels`` has another length or masked values, or
+            ``out_size`` is set where upstream's preprocessor fails with it.
         RuntimeError: a process died, and no other can be started.
 
     Note:
@@ -491,16 +500,18 @@ def from_smiles(
     preprocessor = preprocessor_of('preprocessor', preprocessor)
     if isinstance(smiles, str):
         raise TypeError('smiles: expected a sequence of SMILES, got one: %r' % smiles)
-    if not isinstance(smiles, collections.abc.Iterable):
-        raise TypeError('smiles: expected a sequence of SMILES, got %s' % type(smiles).__name__)
-    smiles = list(smiles)
-    if numpy.ma.is_masked(labels):
+    try:
+        smiles = list(smiles)  # data sets of Chainer, such as a SubDataset, are no Iterable
+    except TypeError:
+        text = 'smiles: expected a sequence of SMILES, got %s'
+        raise TypeError(text % type(smiles).__name__) from None
+    if _has_mask(labels):
         raise ValueError(
             'labels: expected a value for each molecule, got masked ones; labels.filled(...) '
             'replaces them'
         )
     if labels is not None and not isinstance(labels, (list, tuple)):
-        # pandas would not index them by position, and a mask would change the loss.
+        # pandas would not index them by position.
         labels = numpy.atleast_1d(numpy.asarray(labels))
         if labels.dtype == object and labels.ndim > 1:  # a DataFrame with columns of several types
             labels = numpy.array(labels.tolist())

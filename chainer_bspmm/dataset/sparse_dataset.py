@@ -199,19 +199,33 @@ def chunks(dataset):
             yield first, [dataset[i] for i in range(*part.indices(len(dataset)))]
 
 
+def _is_sparse(example):
+    return type(example) is SparseExample
+
+
+def _from_sparse(examples, first, n_edge_types):
+    """Return the `Molecules`, without labels, and the columns of labels of sparse examples."""
+    try:
+        molecules, index = locate(examples)
+    except ValueError as error:
+        raise ValueError('dataset: %s' % error) from None
+    part = molecules.take(index)
+    labels = list(map(list, part.labels))
+    part.labels = []
+    return part, labels
+
+
 def _from_dense(examples, first, n_edge_types):
-    """Return the `Molecules`, without labels, and the columns of labels of examples."""
+    """Return the `Molecules`, without labels, and the columns of labels of dense examples."""
     kinds = set(map(type, examples))
     if kinds != {tuple}:
         examples = [
-            tuple(example)
-            if isinstance(example, SparseExample)
-            else example_of(example, 'dataset[%d]' % i, n_edge_types)
+            example_of(example, 'dataset[%d]' % i, n_edge_types)
             for i, example in enumerate(examples, first)
         ]
     gathered = dense_examples.gather(examples, 'dataset', first)
     # In graph data, an edge that is given twice stays two entries.
-    as_dense = kinds <= {tuple, SparseExample}
+    as_dense = all(issubclass(kind, tuple) for kind in kinds)
     part = Molecules.from_examples(gathered, 'dataset', first, as_dense=as_dense)
     return part, gathered.labels
 
@@ -247,18 +261,20 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     dense_examples.check_sequence('dataset', dataset)
     if n_edge_types is not None:
         check.count('n_edge_types', n_edge_types, 1)
+    if not len(dataset):
+        raise ValueError('dataset: expected at least one example, got none')
     parts, columns = [], []
+    are_sparse = True
     with progress(len(dataset), 'to_sparse') as advance:
         for first, examples in chunks(dataset):
-            located = locate(examples)
-            if located is None:
-                part, labels = _from_dense(examples, first, n_edge_types)
-            else:
-                molecules, index = located
-                part = molecules.take(index)
-                labels, part.labels = list(map(list, part.labels)), []
-            parts.append(part)
-            columns.append(labels)
+            for is_sparse, group in itertools.groupby(examples, _is_sparse):
+                found = _from_sparse if is_sparse else _from_dense
+                some = list(group)
+                part, labels = found(some, first, n_edge_types)
+                first += len(some)
+                parts.append(part)
+                columns.append(labels)
+                are_sparse = are_sparse and is_sparse
             advance(len(examples))
     n_columns = sorted(set(map(len, columns)))
     if len(n_columns) > 1:
@@ -273,7 +289,7 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     labels = [list(itertools.chain(*column)) for column in zip(*columns)]
     sizes = molecules.full_sizes.tolist()
     for position, column in enumerate(labels, 2):
-        if are_of_atoms(column, sizes):
+        if not are_sparse and are_of_atoms(column, sizes):
             text = (
                 'dataset[...][%d]: expected labels of molecules, got a row for each atom; labels '
                 'of atoms need the dense data set'

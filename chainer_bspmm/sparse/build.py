@@ -311,7 +311,7 @@ def _of_arrays(matrices):
     )
 
 
-def _as_dense(indptr, columns, data, dtype):
+def _as_dense(indptr, columns, data, dtype, are_bools):
     """Add up the entries at one place, and leave out zeros."""
     n_rows = indptr.size - 1
     rows = numpy.repeat(numpy.arange(n_rows), numpy.diff(indptr))
@@ -320,6 +320,8 @@ def _as_dense(indptr, columns, data, dtype):
     if not is_first.all():
         data = numpy.ones(columns.size, dtype) if data is None else data
         data = numpy.add.reduceat(data, numpy.flatnonzero(is_first))
+        if are_bools:
+            data = numpy.minimum(data, 1)  # True and True is True
         rows, columns = rows[is_first], columns[is_first]
     if data is not None:
         is_kept = data != 0
@@ -341,6 +343,7 @@ def _of_scipy(matrices, as_dense):
     columns = numpy.concatenate([part.col + n for part, n in zip(parts, first_columns)])
     data = numpy.concatenate([part.data for part in parts]).astype(dtype, copy=False)
     check.fits_int32('non-zeros', data.size)
+    dtypes = {part.dtype for part in parts}
     del parts
     if (data == 1).all():
         data = None
@@ -353,7 +356,8 @@ def _of_scipy(matrices, as_dense):
     indptr, columns = matrix.indptr, matrix.indices
     data = None if data is None else matrix.data.view(data.dtype)
     if as_dense:
-        indptr, columns, data = _as_dense(indptr, columns, data, dtype)
+        are_bools = dtypes == {numpy.dtype(bool)}
+        indptr, columns, data = _as_dense(indptr, columns, data, dtype, are_bools)
     nnz = numpy.diff(indptr[starts])
     columns = columns - numpy.repeat(starts[:-1] * n_relations, nnz)
     if n_relations > 1:

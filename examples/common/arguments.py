@@ -169,9 +169,10 @@ def parse_training(parser, argv, source):
         for action in required:
             action.required = action.dest not in settings
         settings['padded_to'] = settings['padded_to'] or 'batch'
-        parser.set_defaults(**settings, dense=settings['layout'] == 'dense')
+        parser.set_defaults(**settings)
         is_padding_given = args.padded_to is not None
         args = parser.parse_args(argv)
+        args.dense = args.dense or args.layout == 'dense'  # the layout of the run, if none is given
         if not is_padding_given and (args.dense or args.layout != 'folded'):
             args.padded_to = 'batch'  # if the layout is another one, that is what has changed
         # The layout may depend on the data, which are not read yet.

@@ -100,12 +100,13 @@ def in_utf_8(line):
 def is_input(path, source):
     """Return whether an output is the regular file that is read.
 
-    ``'-'`` is standard output, or standard input as `source`. A link is not followed to an output,
-    because it is replaced.
+    ``'-'`` is standard output, or standard input as `source`. A link to an output is replaced, not
+    followed, unless it leads to a file that this process has open.
     """
+    number = 1 if path == '-' else descriptor_of(path)
     try:
         read = os.fstat(0) if source == '-' else os.stat(source)
-        written = os.fstat(1) if path == '-' else os.lstat(path)
+        written = os.lstat(path) if number is None else os.fstat(number)
     except OSError:  # one of them is no file
         return False
     return stat.S_ISREG(read.st_mode) and os.path.samestat(read, written)

@@ -516,10 +516,11 @@ def test_node_columns_of_different_widths():
         CSRConverter(n_node_columns=1)(examples)
 
 
-def test_more_node_columns_than_columns():
-    message = 'n_node_columns: expected at most 2, the columns after the adjacency, got 3'
-    with pytest.raises(ValueError, match='^%s$' % message):
-        CSRConverter(n_node_columns=3)(with_column())
+def test_a_converter_of_node_columns_takes_examples_without_labels():
+    """As in a prediction of what a training has labels for."""
+    examples = [example[:2] for example in with_column()]
+    batch = CSRConverter('padded', n_node_columns=1)(examples)
+    assert len(batch) == 2 and not batch[1].n_node_columns
 
 
 def test_an_adjacency_that_is_a_numpy_matrix():
@@ -537,6 +538,15 @@ def test_labels_of_a_file_in_memory_may_differ_in_length(tmp_path):
         for n, of in ((3, slice(2)), (2, slice(2, 7)))
     ]
     numpy.testing.assert_array_equal(concat_mols(examples)[2], dense_concat_mols(examples)[2])
+
+
+def test_labels_that_are_numpy_matrices():
+    examples = [
+        (numpy.arange(1, n + 1), numpy.eye(n, dtype='f'), scipy.sparse.eye(n, dtype='f').todense())
+        for n in (3, 2)
+    ]
+    batch = CSRConverter(n_node_columns=0)(examples)
+    numpy.testing.assert_array_equal(batch[2], dense_concat_mols(examples)[2])
 
 
 def test_a_sparse_data_set_has_no_node_columns():

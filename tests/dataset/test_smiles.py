@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip('rdkit')
 
+from chainer.datasets import SubDataset  # NOQA: E402
 from chainer_chemistry.dataset.parsers import SmilesParser  # NOQA: E402
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict  # NOQA: E402
 
@@ -325,11 +326,25 @@ def test_labels_are_plain_arrays(kind):
     numpy.testing.assert_array_equal(found, values[result.kept])
 
 
-def test_masked_labels():
-    labels = numpy.ma.masked_equal(numpy.arange(len(SMILES), dtype='f'), 3)
-    message = r'^labels: expected a value for each molecule, got masked ones; labels\.filled'
-    with pytest.raises(ValueError, match=message):
-        from_smiles(SMILES, 'rsgcn', labels)
+@pytest.mark.parametrize('kind', [numpy.ma.MaskedArray, list])
+def test_masked_labels(kind):
+    labels = numpy.ma.masked_equal(numpy.arange(2 * len(SMILES), dtype='f').reshape(-1, 2), 3)
+    message = (
+        'labels: expected a value for each molecule, got masked ones; labels.filled(...) replaces '
+        'them'
+    )
+    with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
+        from_smiles(SMILES, 'rsgcn', kind(labels))
+
+
+def test_smiles_may_be_a_data_set_of_chainer():
+    smiles = SubDataset(SMILES, 0, len(SMILES))
+    assert from_smiles(smiles, 'rsgcn').smiles == from_smiles(SMILES, 'rsgcn').smiles
+
+
+@pytest.mark.parametrize('smiles', ['CCO a\0b', 'CCO\t\0', 'CCO \xe4'])
+def test_a_name_after_a_smiles_may_have_any_character(smiles):
+    assert from_smiles([smiles], 'rsgcn').smiles == ['CCO']
 
 
 def test_labels_of_a_table_with_columns_of_several_types():

@@ -1,5 +1,6 @@
 """`to_sparse` and `SparseDataset` equal the dense data set in all of its uses."""
 
+import collections
 import contextlib
 import functools
 import io
@@ -201,6 +202,18 @@ def test_parts_of_a_sparse_data_set_are_sparse_data_sets(kind, chunk, monkeypatc
     assert_same_batch(concat_mols(to_sparse(kind(part))), concat_mols(part))
 
 
+def test_a_sub_data_set_shares_the_arrays():
+    whole = to_sparse(molecules(SIZES))
+    assert to_sparse(SubDataset(whole, 1, 5)).molecules is whole.molecules
+
+
+def test_sparse_examples_with_other_relations():
+    examples = [to_sparse(molecules(n_relations=n))[0] for n in (1, 4)]
+    message = '^dataset: expected the same relations, features and labels throughout, got '
+    with pytest.raises(ValueError, match=message):
+        to_sparse(examples)
+
+
 @pytest.mark.parametrize('chunk', [1, 2, 256])
 def test_dense_and_sparse_examples_become_one_data_set(chunk, monkeypatch):
     monkeypatch.setattr(sparse_dataset, 'CHUNK', chunk)
@@ -321,16 +334,18 @@ def test_duplicate_entries_of_scipys_matrices_are_added():
 
 
 @pytest.mark.parametrize('n_relations', [1, 2])
-def test_entries_of_scipys_matrices_are_those_of_the_dense_ones(n_relations):
+@pytest.mark.parametrize('values', [[-1, 0, 1], [0, 1], [numpy.nan, 0, 2], [True, False]], ids=str)
+def test_entries_of_scipys_matrices_are_those_of_the_dense_ones(n_relations, values):
     """A layer such as RelGAT takes each entry for a bond, so zeros must not be entries."""
     rng = numpy.random.RandomState(0)
+    values = numpy.array(values, bool if values[0] is True else 'f')
     examples = [[], []]
     for n in (3, 1, 6, 2):
         parts = []
         for _ in range(n_relations):
             place = rng.randint(0, n, (2, 3 * n))
-            values = rng.randint(-1, 2, 3 * n).astype('f')
-            parts.append(scipy.sparse.coo_matrix((values, place), (n, n)))
+            drawn = rng.choice(values, 3 * n)
+            parts.append(scipy.sparse.coo_matrix((drawn, place), (n, n)))
         dense = numpy.array([part.toarray() for part in parts])
         ids = numpy.arange(1, n + 1)
         examples[0].append((ids, parts))
@@ -340,6 +355,23 @@ def test_entries_of_scipys_matrices_are_those_of_the_dense_ones(n_relations):
         numpy.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
+@pytest.mark.parametrize('places', [([0, 1], [1, 0]), ([0, 0, 1], [1, 1, 0])], ids=['1', '2'])
+def test_entries_of_one_are_not_stored(places):
+    """Zeros are left out, and entries that are added up have the dtype of the others."""
+    ones = numpy.ones(len(places[0]), 'f')
+    zero = numpy.append(ones, ones[:1] * 0), tuple(numpy.append(place, 1) for place in places)
+    examples = [(numpy.array([6, 8]), scipy.sparse.coo_matrix(zero, (2, 2)))]
+    adj = concat_mols(examples)[1]
+    assert adj.nnz == 2 and adj.dtype == (None if len(ones) == 2 else numpy.float32)
+
+
+def test_tuples_of_another_class_with_scipys_matrices():
+    Pair = collections.namedtuple('Pair', 'atoms adj')
+    matrix = scipy.sparse.coo_matrix(([1.0, 2.0, 0.0], ([0, 0, 1], [1, 1, 0])), (2, 2))
+    examples = [Pair(numpy.array([6, 8], 'i'), matrix)]
+    assert to_sparse(examples)[0][1].nnz == concat_mols(examples)[1].nnz == 1
+
+
 def test_a_part_keeps_its_padding_in_a_file(tmp_path):
     """A last batch of one would tell nothing alone."""
     path = str(tmp_path / 'set.npz')
@@ -347,6 +379,16 @@ def test_a_part_keeps_its_padding_in_a_file(tmp_path):
     SparseDataset.save(path, part)
     packed = CSRConverter('packed')
     assert_same_batch(packed(SparseDataset.load(path)), packed(part))
+
+
+def test_the_padding_of_a_whole_data_set_is_not_written(tmp_path):
+    """Its arrays tell of it, and version 1.0 can read the file."""
+    path = str(tmp_path / 'set.npz')
+    whole = to_sparse(molecules(SIZES, out_size=7))
+    assert whole.molecules.is_padding
+    SparseDataset.save(path, whole)
+    with numpy.load(path) as file:
+        assert 'is_padding' not in file.files
 
 
 def test_pickle_takes_only_its_own_part():
@@ -454,6 +496,10 @@ def test_upstreams_save_refuses_a_sparse_data_set(tmp_path):
         ),
         ({'atoms': numpy.array([6, -6, 1])}, 'atoms: expected at least 0 at position 1, got -6'),
         ({'label_0': numpy.array(1.0)}, 'label_0: expected an array, got a single value'),
+        (
+            {'is_padding': numpy.zeros(2, bool)},
+            'is_padding: expected one bool, got bool of shape (2,)',
+        ),
         ({'n_relations': numpy.array([1, 1])}, 'n_relations: expected one number, got shape (2,)'),
         (
             {'columns': numpy.array([0, 1, 5, 0])},
@@ -511,6 +557,28 @@ def test_load_of_a_file_that_is_no_archive(tmp_path, kind):
     path.write_bytes(contents[kind])
     message = '^%s: expected the .npz file of a SparseDataset$' % re.escape(str(path))
     with pytest.raises(ValueError, match=message):
+        SparseDataset.load(str(path))
+
+
+def test_load_of_a_damaged_file(tmp_path):
+    path = tmp_path / 'set.npz'
+    SparseDataset.save(str(path), to_sparse(molecules()))
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as file:
+        member = file.getinfo('columns.npy').header_offset
+    content[content.find(b'\x93NUMPY', member) + 130] ^= 1  # the header has 128 bytes
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match='^%s: Bad CRC-32 for file' % re.escape(str(path))):
+        SparseDataset.load(str(path))
+
+
+def test_load_of_an_archive_with_another_file(tmp_path):
+    path = tmp_path / 'set.npz'
+    SparseDataset.save(str(path), to_sparse(molecules()))
+    with zipfile.ZipFile(path, 'a') as file:
+        file.writestr('data', b'1 2')
+    message = '%s: data: expected an array, got a file of another kind' % path
+    with pytest.raises(ValueError, match='^%s$' % re.escape(message)):
         SparseDataset.load(str(path))
 
 

@@ -318,6 +318,21 @@ def test_a_folder_with_the_name_of_a_file_is_found_before_any_is_removed(folder,
     assert {path.name for path in (folder / 'result').iterdir()} == before
 
 
+def test_padding_that_is_given_needs_a_layout_with_padding(folder, error):
+    message = 'error: --padded-to: expected layout folded, got packed'
+    words = ['--resume', '--out', 'result', '--layout', 'packed', '--padded-to', '20']
+    assert error('train_own.py', *words) == message
+
+
+@pytest.mark.parametrize('layout', ['packed', 'folded'])
+def test_a_resumption_of_a_dense_run_in_a_layout(tmp_path, error, layout):
+    train_on(tmp_path, TABLE, '--dense')
+    assert error('train_own.py', '--resume', '--out', 'result', '--layout', layout) == (
+        "error: --resume: layout was 'dense' in the run in result, and is %r now; both must be the "
+        'same' % layout
+    )
+
+
 @pytest.mark.parametrize('name', ['predictions.csv', 'test.csv', 'snapshot_8.0'])
 def test_force_does_not_remove_the_data(folder, error, name):
     path = folder / 'result' / name
@@ -348,7 +363,16 @@ def test_names_and_smiles_may_have_bytes_that_are_not_utf_8(folder, tmp_path):
     smiles = os.fsdecode(b'C\xe9')
     words = ['--in-dir', 'result', '--smiles', 'CCO', smiles, '--out', 'p.csv']
     run('predict_own.py', *words, cwd=folder)
-    assert b'\nC\xe9,,it has a character that is not ASCII\n' in (folder / 'p.csv').read_bytes()
+    row = b'\nC\xe9,,it has a character that is not ASCII\n'
+    assert row in (folder / 'p.csv').read_bytes()
+    printed = subprocess.run(
+        command(OWN / 'predict_own.py', [*words[:-1], '-']),
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        check=True,
+    )
+    assert row in printed.stdout
 
 
 def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
@@ -711,6 +735,8 @@ def test_objects_in_files_are_refused_before_they_run(common, folder, error, nam
     assert not (folder / 'evil').exists()
     assert message.startswith('error: result/')
     assert 'cannot be loaded, it is damaged or another kind of file: ' in message
+    if name != 'object':  # a number, which runs nothing
+        assert message.endswith(', and loading objects may run code')
 
 
 def test_a_pickle_before_the_archive_is_not_loaded(folder):

@@ -416,9 +416,11 @@ def test_a_screening_does_not_overwrite_its_list(trained, tmp_path, redirect, ou
     assert (tmp_path / 'list.smi').read_text() == text
 
 
-def test_a_screening_appended_to_its_list_does_not_go_on_forever(trained, tmp_path):
+@pytest.mark.parametrize('out', ['-', '/dev/fd/1', 'link'])
+def test_a_screening_appended_to_its_list_does_not_go_on_forever(trained, tmp_path, out):
     (tmp_path / 'list.smi').write_text('CCO\n')
-    words = ['list.smi', '--in-dir', trained[0]]
+    (tmp_path / 'link').symlink_to('/proc/self/fd/1')
+    words = ['list.smi', '--in-dir', trained[0], '--out', out]
     with open(tmp_path / 'list.smi', 'a') as file:
         done = subprocess.run(
             command(TOX21 / 'screen_tox21.py', words),
@@ -431,6 +433,29 @@ def test_a_screening_appended_to_its_list_does_not_go_on_forever(trained, tmp_pa
         )
     message = 'error: --out: standard output is the list to screen; expected another file\n'
     assert done.stderr == message and done.returncode == 1
+
+
+def test_a_screening_appended_to_its_list_through_another_descriptor(trained, tmp_path):
+    (tmp_path / 'list.smi').write_text('CCO\n')
+    with open(tmp_path / 'list.smi', 'a') as file:
+        out = '/dev/fd/%d' % file.fileno()
+        words = ['list.smi', '--in-dir', trained[0], '--out', out]
+        done = subprocess.run(
+            command(TOX21 / 'screen_tox21.py', words),
+            cwd=tmp_path,
+            env=environment(),
+            pass_fds=[file.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    message = 'error: --out: %s is the list to screen; expected another file\n' % out
+    assert done.stderr == message and done.returncode == 1
+
+
+def test_a_screening_of_nothing_into_nothing(trained, tmp_path):
+    """The null device may be read and written to."""
+    run('screen_tox21.py', os.devnull, '--in-dir', trained[0], '--out', os.devnull, cwd=tmp_path)
 
 
 def test_a_screening_is_compressed_if_its_name_says_so(trained, tmp_path):
