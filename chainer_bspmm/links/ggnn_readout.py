@@ -13,7 +13,8 @@ from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS, gated_linear
 from chainer_bspmm.ops.link_hooks import hooked
 from chainer_bspmm.ops.segments import segment_sum
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 def pool(rows, adj, is_real_node):
@@ -56,6 +57,8 @@ class GatedReadout(Sparse):
             is_real_node (array or None): (n_rows,), or (n_graphs, N) if ``adj`` is padded: 0 for
                 nodes that are ignored, 1 for the others. None: all count.
         """
+        check_adjacency(adj)
+        check.rows('h', h, adj, adj.n_rows, 'channels')
         layers = (self.i_layer, self.j_layer)
         if self.activation in ACTIVATIONS and not hooked(*layers):
             n_inputs = h.shape[1] + (0 if h0 is None else h0.shape[1])

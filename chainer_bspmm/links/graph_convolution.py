@@ -6,9 +6,8 @@ import chainer
 from chainer import initializers
 
 from chainer_bspmm.ops.graph_linear import relation_linear
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
 from chainer_bspmm.sparse.batched_csr import check_adjacency
-from chainer_bspmm.sparse.check import count
 
 
 class GraphConvolution(chainer.Link):
@@ -49,10 +48,10 @@ class GraphConvolution(chainer.Link):
     def __init__(self, in_channels: int | None, out_channels: int, n_relations: int):
         super().__init__()
         if in_channels is not None:
-            in_channels = count('in_channels', in_channels, 1)
+            in_channels = check.count('in_channels', in_channels, 1)
         self.in_channels = in_channels
-        self.out_channels = count('out_channels', out_channels, 1)
-        self.n_relations = count('n_relations', n_relations, 1)
+        self.out_channels = check.count('out_channels', out_channels, 1)
+        self.n_relations = check.count('n_relations', n_relations, 1)
         self.out_size = self.out_channels * self.n_relations
         with self.init_scope():
             self.W = chainer.Parameter(initializers.LeCunNormal())
@@ -73,5 +72,8 @@ class GraphConvolution(chainer.Link):
         if adj.n_relations != self.n_relations:
             text = 'adj: expected %d relations, the n_relations of the link, got %r'
             raise ValueError(text % (self.n_relations, adj))
+        check.floats('x', x, adj)
+        if x.ndim not in (2, 3):
+            raise ValueError('x: expected 2 or 3 dimensions, got shape %s' % (x.shape,))
         self._initialize(x.shape[-1])
         return relation_linear(adj, x, self.W, self.b)

@@ -10,7 +10,8 @@ from chainer_bspmm.links.linear import gated_step, linear_rows
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import segment_broadcast, segment_sum
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 class GWM(Sparse, gwm.GWM):
@@ -58,6 +59,9 @@ class GWM(Sparse, gwm.GWM):
             tuple of Variable: nodes and super nodes, of the shapes of h and g.
         """
         refuse_patched(self.name or 'GWM', self, self.upstream)
+        check_adjacency(adj)
+        for name, rows in (('h', h), ('h_new', h_new)):
+            check.rows(name, rows, adj, adj.n_rows, 'hidden_dim')
         g_new = self.activation(self.update_super[step](g))
         to_super = _to_super(self.graph_transmitter[step], h, g, adj)
         transmitter = self.super_transmitter[step]

@@ -12,7 +12,8 @@ from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.link_hooks import expect_no_hooks
 from chainer_bspmm.ops.segment_softmax import node_softmax
 from chainer_bspmm.ops.segments import segment_broadcast, segment_sum
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 SET2SET = (Set2Set,)
 
@@ -35,6 +36,8 @@ class MPNNReadout(Sparse, mpnn_readout.MPNNReadout):
 
         Further arguments, which other readouts take (h0, is_real_node), are ignored.
         """
+        check_adjacency(adj)
+        check.rows('h', h, adj, adj.n_rows, 'in_channels')
         set2set = self.set2set
         expect_known(set2set, SET2SET)
         lstm = set2set.lstm_layer

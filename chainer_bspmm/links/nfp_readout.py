@@ -11,7 +11,8 @@ from chainer_bspmm.links.linear import activated, parameters_of
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.ops.linear_softmax import linear_softmax
 from chainer_bspmm.ops.link_hooks import hooked
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
+from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
 class NFPReadout(Sparse, nfp_readout.NFPReadout):
@@ -35,6 +36,8 @@ class NFPReadout(Sparse, nfp_readout.NFPReadout):
         Nodes for which ``is_real_node`` (see :class:`GGNNReadout`) is 0 do not count. Further
         arguments, which other readouts take (h0), are ignored.
         """
+        check_adjacency(adj)
+        check.rows('h', h, adj, adj.n_rows, 'in_channels')
         return pool(self.scores(h), adj, is_real_node)
 
 

@@ -7,7 +7,7 @@ from chainer import functions, Variable
 from chainer_bspmm.links.embed import node_shape
 from chainer_bspmm.links.inner import CALLS, is_known
 from chainer_bspmm.links.sparse import Sparse
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedCSR, check
 from chainer_bspmm.sparse.batched_csr import check_adjacency
 
 
@@ -49,6 +49,7 @@ class Update(Sparse):
         elif adj.n_relations != n_relations:
             text = 'adj: expected %d relations, the n_edge_types of the link, got %r'
             raise ValueError(text % (n_relations, adj))
+        check.floating('h', h)
         lead = h.shape[:-1]
         if lead == (adj.n_rows,):
             return self._update(h, adj, *args, **kwargs)

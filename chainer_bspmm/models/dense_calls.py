@@ -70,6 +70,12 @@ def _refusing_rows(call):
 def _advice(kind, given):
     if kind not in SWAPS and kind not in PARTS:
         return 'got a %s, but %s' % (given, why_not(kind))
+    if kind in PARTS:
+        return (
+            '%s of Chainer Chemistry takes dense features, got a %s: in a link of your own, '
+            'use chainer_bspmm.links.%s; in a model of Chainer Chemistry, call '
+            'chainer_bspmm.sparsify(model) first' % (kind.__name__, given, kind.__name__)
+        )
     if kind in OF_GRAPH_DATA:
         return (
             "%s of Chainer Chemistry takes Chainer Chemistry's graph data, got a %s: call "

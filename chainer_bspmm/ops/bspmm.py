@@ -264,6 +264,15 @@ def _check_matrix(name, x, adj, n_rows):
     raise ValueError('%s: expected shape %s to go with %r, got %s' % (name, expected, adj, x.shape))
 
 
+def arrays_of(**inputs):
+    """Return the arrays of inputs, None for None; refuse a Parameter that is not initialised."""
+    arrays = list(map(chainer.as_array, inputs.values()))
+    for (name, value), array in zip(inputs.items(), arrays):
+        if array is None and value is not None:
+            raise ValueError('%s: expected an array, got an uninitialised Parameter' % name)
+    return arrays
+
+
 def bspmm_forward(adj: BatchedCSR, x, data=None, residual=None, trans=False, algorithm='auto'):
     """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
 
@@ -463,7 +472,7 @@ def bspmm(
                [3.]])
     """
     check_adjacency(adj)
-    arrays = list(map(chainer.as_array, (x, data, residual)))
+    arrays = arrays_of(x=x, data=data, residual=residual)
     check_bspmm(adj, arrays)
     if algorithm != 'auto':
         check.algorithm(algorithm, launch.on_gpu(arrays[0]), ALGORITHMS)

@@ -188,10 +188,10 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         array([0.5, 0.5, 1. ])
     """
     check_adjacency(adj)
+    check.floats('x', x, adj)
     if x.ndim not in (1, 2) or len(x) != adj.nnz:
         text = 'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, got %s'
         raise ValueError(text % (adj.nnz, adj.nnz, x.shape))
-    check.floats('x', x, adj)
     return SegmentSoftmax(Segments(adj.indptr, adj.nnz)).apply((x,))[0]
 
 

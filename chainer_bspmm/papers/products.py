@@ -12,7 +12,7 @@ from chainer import backend, Variable
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.ops.bspmm import BatchedSDDMM, BatchedSpMM
+from chainer_bspmm.ops.bspmm import arrays_of, BatchedSDDMM, BatchedSpMM
 from chainer_bspmm.ops.bspmm import bsddmm_forward as bsddmm_of_csr
 from chainer_bspmm.ops.bspmm import check_bsddmm, check_bspmm
 from chainer_bspmm.papers import cpu, gpu
@@ -98,7 +98,7 @@ def bspmm(
         leaves the block size open, and offsets replace its tables of pointers. SELL comes from IPSJ
         report 2018-HPC-164 No. 3, which has it for one column; ``kernels/papers/bspmm_sell.cu``.
     """
-    arrays = list(map(chainer.as_array, (x, data, residual)))
+    arrays = arrays_of(x=x, data=data, residual=residual)
     check.of_kind(adj, (BatchedCSR, BatchedCOO, BatchedSELL))
     if type(adj) is BatchedCSR and adj.has_spare:
         text = 'adj: expected a batch without spare rows, which these kernels do not write, got %r'

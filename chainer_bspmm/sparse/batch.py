@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+import numbers
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -126,8 +127,16 @@ class Batch:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
     __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __rmatmul__ = __neg__ = _no_operator
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __abs__ = __pos__ = _no_operator
     __gt__ = __ge__ = __lt__ = __le__ = __getitem__ = _no_operator
     __iter__ = None  # otherwise __getitem__ would make it iterable
+    __array__ = _no_operator  # otherwise NumPy's functions would take it for a scalar
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        if isinstance(other, (numbers.Number, *chainer.get_array_types(), chainer.Variable)):
+            self._no_operator()  # such as `adj != 0`, which would be one bool
+        return NotImplemented  # otherwise it equals only itself
 
     @property
     def xp(self) -> ModuleType:

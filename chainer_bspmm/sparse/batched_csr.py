@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -199,7 +199,8 @@ class BatchedCSR(Batch):
         Args:
             matrices (sequence): for every graph a dense (n, n) array, a dense (R, n, n) array, a
                 SciPy sparse (n, n) matrix, or a list of R SciPy sparse matrices. A NaN is an entry.
-                Dense float64 stays float64; integer and boolean matrices become float32.
+                Floating dtypes stay, the widest of all. Integer and boolean matrices get the dtype
+                of the others, or float32.
             layout (str): ``'packed'``: graph g has n_g rows. ``'padded'``: every graph has as many
                 rows as the largest; the rows past n_g are empty. ``'folded'``: graph g has n_g + 1
                 rows. The last one is empty, and stands for the N - n_g rows by which a padded graph
@@ -220,6 +221,11 @@ class BatchedCSR(Batch):
             CuPy arrays are copied to the host (synchronises).
         """
         check.layout(layout, padded_to)
+        if max_atom_id is not None:
+            max_atom_id = check.count('max_atom_id', max_atom_id, 0)
+        if scipy.sparse.issparse(matrices) or not isinstance(matrices, Iterable):
+            text = 'matrices: expected a sequence with a matrix for each graph, got one %s'
+            raise TypeError(text % type(matrices).__name__)
         matrices = list(matrices)
         device = check.same_device('matrices', matrices)
         fields = build.from_matrices(build.all_to_host(matrices), layout, padded_to)
@@ -238,7 +244,7 @@ class BatchedCSR(Batch):
 
         Args:
             adj (array): (n_graphs, N, N), or (n_graphs, R, N, N) with R relations; NumPy or CuPy.
-            n_nodes (sequence of int or None): nodes of every graph, needed by ``'packed'``.
+            n_nodes (sequence of int or None): nodes of every graph, for ``'packed'`` only.
             layout (str): ``'padded'``: every graph has N rows. ``'packed'``: graph g has n_nodes[g]
                 rows; entries past them are an error.
             max_atom_id (int or None): see the class.
@@ -256,6 +262,9 @@ class BatchedCSR(Batch):
         check.dense_batch(adj)
         host = cuda.to_cpu(adj)
         check.one_of('layout', layout, ('packed', 'padded'))
+        if layout == 'padded' and n_nodes is not None:
+            text = "n_nodes: expected None with layout='padded', got %r; it goes with 'packed'"
+            raise ValueError(text % (n_nodes,))
         matrices = check.crop(host, n_nodes) if layout == 'packed' else list(host)
         if not matrices:
             raise ValueError('adj: expected at least one graph, got shape %s' % (adj.shape,))
@@ -303,8 +312,9 @@ class BatchedCSR(Batch):
             max_rows=self.max_cols,
             max_cols=self.max_rows,
             n_relations=1,  # relations are in the rows, pairs of node and relation, not in columns
-            row_weights=None,
         )
+        if self.n_relations > 1 and self.layout == 'folded':  # pairs have no weights
+            new = new.replace(layout='packed', padded_to=None, row_weights=None)
         return new, order
 
     def entry_rows(self) -> Any:

@@ -342,8 +342,8 @@ def dense_matrices(matrices):
                 'matrices[%d]: expected shape %s as in matrices[0], got %s'
                 % (shapes.index(shape), '(n, n)' if not lead else '(%d, n, n)' % n_relations, shape)
             )
-    dtype = numpy.result_type(*set(map(operator.attrgetter('dtype'), matrices)))
-    return n_relations, numpy.array([shape[-1] for shape in shapes]), _value_dtype(dtype)
+    dtypes = set(map(operator.attrgetter('dtype'), matrices))
+    return n_relations, numpy.array([shape[-1] for shape in shapes]), _value_dtype(dtypes)
 
 
 def sparse_matrices(matrices):
@@ -369,15 +369,15 @@ def sparse_matrices(matrices):
         if len(stack) != len(stacks[0]):
             text = 'matrices[%d]: expected %d relations as in matrices[0], got %d'
             raise ValueError(text % (i, len(stacks[0]), len(stack)))
-    dtype = numpy.result_type(*{part.dtype for stack in stacks for part in stack})
+    dtypes = {part.dtype for stack in stacks for part in stack}
     sizes = numpy.array([stack[0].shape[0] for stack in stacks])
-    return len(stacks[0]), sizes, stacks, _value_dtype(dtype)
+    return len(stacks[0]), sizes, stacks, _value_dtype(dtypes)
 
 
-def _value_dtype(dtype):
-    if dtype.kind in 'iub':
-        return numpy.dtype('float32')
-    return float_dtype('matrices', dtype)
+def _value_dtype(dtypes):
+    """Return the dtype that holds all floating values; integers and bools take that of others."""
+    others = [dtype for dtype in dtypes if dtype.kind not in 'iub']
+    return float_dtype('matrices', numpy.result_type(*others) if others else 'float32')
 
 
 def dense_batch(adj):

@@ -108,6 +108,22 @@ def test_bad_sizes(arguments, error, message):
         GraphConvolution(*arguments)
 
 
+@pytest.mark.parametrize(
+    'x, error, message',
+    [
+        ([[1.0, 2.0]], TypeError, 'x: expected a NumPy or CuPy array, got list'),
+        (numpy.ones(3, 'f'), ValueError, r'x: expected 2 or 3 dimensions, got shape \(3,\)'),
+    ],
+)
+def test_bad_features(x, error, message):
+    """The link, which has yet to see the width of its input, is left as it was."""
+    link = GraphConvolution(None, 3, 1)
+    adj = BatchedCSR.from_matrices([numpy.eye(3, dtype='f')])
+    with pytest.raises(error, match='^%s$' % message):
+        link(x, adj)
+    assert link(numpy.ones((3, 2), 'f'), adj).shape == (3, 3)
+
+
 def test_bad_adjacency():
     link = GraphConvolution(4, 3, 2)
     adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])

@@ -122,6 +122,16 @@ def test_dropout(part):
     assert (first[0] == second[0]).all() and (first[1] == second[1]).all()
 
 
+@pytest.mark.parametrize('name', ['h', 'h_new'])
+def test_features_of_another_batch(name):
+    rng = numpy.random.RandomState(0)
+    given = dict(zip(('h', 'h_new'), features(rng, sum(SIZES))))
+    given[name] = given[name][:1]
+    message = r'^%s: expected shape \(%d, hidden_dim\), ' % (name, sum(SIZES))
+    with pytest.raises(ValueError, match=message):
+        GWM(**OPTIONS)(**given, g=super_nodes(rng), adj=batch('packed'))
+
+
 def test_graph_without_nodes():
     adj = BatchedCSR.from_matrices([numpy.eye(n, dtype='f') for n in (2, 0, 3)])
     link = GWM(**OPTIONS)

@@ -89,6 +89,16 @@ def test_ggnn(device, options, with_h0):
     assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
 
 
+@pytest.mark.parametrize('h', [H[:1], H[0], H[None], [[1.0, 2.0]] * 3], ids=str)
+@pytest.mark.parametrize('link', [GGNNReadout, MPNNReadout, NFPReadout])
+def test_features_of_another_batch(link, h):
+    """The link, which has yet to see the width of its input, is left as it was."""
+    readout = link(out_dim=3, in_channels=2 if link is MPNNReadout else None)
+    with pytest.raises((TypeError, ValueError), match='^h: expected '):
+        readout(h, OF_TWO, is_real_node=numpy.ones(3, 'i'))
+    assert readout(H, OF_TWO).shape == (2, 3)
+
+
 def test_h0_of_another_batch():
     """A kernel would read past the end of h0, or leave a part of its gradient unwritten."""
     link = GGNNReadout(6, in_channels=8)

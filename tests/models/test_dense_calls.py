@@ -14,7 +14,7 @@ from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate
 from chainer_chemistry.models import prediction
 from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
 
-from chainer_bspmm import BatchedCOO, concat_mols, densify, models, sparsify
+from chainer_bspmm import BatchedCOO, concat_mols, densify, links, models, sparsify
 from chainer_bspmm.models.dense_calls import PARTS
 from chainer_bspmm.models.refusals import REFUSALS
 from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS, REFUSED
@@ -81,11 +81,18 @@ def test_an_update_link(make):
 
 @pytest.mark.parametrize('kind', sorted(PARTS, key=str))
 def test_a_part_that_was_put_into_a_swapped_model(kind):
-    """The error advises to swap, which would swap the part together with its owner."""
+    """The error advises to swap, which would swap the part together with its owner.
+
+    A part in a link of the user's own is not swapped; there is a sparse class to be used.
+    """
     takes_no_widths = kind.__name__ in ('GWM', 'GeneralReadout')
     part = kind() if takes_no_widths else kind(out_dim=3, in_channels=6)
-    message = message_of(lambda: part(numpy.zeros((len(ATOMS), 6), 'f'), ADJ))
-    assert message == ADVICE % (kind.__name__, 'BatchedCSR')
+    assert issubclass(getattr(links, kind.__name__), kind)
+    assert message_of(lambda: part(numpy.zeros((len(ATOMS), 6), 'f'), ADJ)) == (
+        '{0} of Chainer Chemistry takes dense features, got a BatchedCSR: in a link of your own, '
+        'use chainer_bspmm.links.{0}; in a model of Chainer Chemistry, call '
+        'chainer_bspmm.sparsify(model) first'
+    ).format(kind.__name__)
 
 
 def test_a_model_outside_of_init_scope():

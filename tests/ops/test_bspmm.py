@@ -11,7 +11,7 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedCSR, papers
 from chainer_bspmm.cuda.plans import widest_vector
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.ops import bspmm as module
@@ -405,6 +405,15 @@ def test_bad_input(monkeypatch, changes, error, message):
     monkeypatch.setattr(module, 'matrix_on_host', lambda *_: pytest.fail('launched'))
     with pytest.raises(error, match=message):
         bspmm(**{'adj': SMALL, 'x': ones(3, 2), **changes})
+
+
+@pytest.mark.parametrize('argument', ['data', 'residual'])
+@pytest.mark.parametrize('function', [bspmm, papers.bspmm])
+def test_a_parameter_that_is_not_initialised(function, argument):
+    parameter = chainer.Parameter(chainer.initializers.Normal())
+    message = '^%s: expected an array, got an uninitialised Parameter$' % argument
+    with pytest.raises(ValueError, match=message):
+        function(SMALL, ones(3, 2), **{argument: parameter})
 
 
 def test_unknown_algorithm(gpu):

@@ -174,6 +174,13 @@ def test_dropout(xp):
     assert (deviation > 0).all()
 
 
+@pytest.mark.parametrize('ratio', [1, 1.5, float('nan')])
+def test_dropout_of_everything_is_refused(ratio):
+    adj = relation_batch_on('four relations', numpy, 'float64')
+    with pytest.raises(ValueError, match='^dropout_ratio: expected below 1, got %r$' % ratio):
+        relation_attention(adj, *arguments(adj, numpy, 'float64', 2), 2, dropout_ratio=ratio)
+
+
 @pytest.mark.parametrize('options', OPTIONS)
 @pytest.mark.parametrize('name', SMALL)
 def test_dropout_that_drops_nothing(xp, name, options):

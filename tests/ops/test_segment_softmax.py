@@ -186,6 +186,7 @@ X = numpy.ones(ADJ.nnz, 'f')
         (ADJ, X[:4, None], ValueError, r'x: expected shape \(\d+,\) or \(\d+, n_B\).* \(4, 1\)'),
         (ADJ, X[:, None, None], ValueError, r'x: expected shape .* got \(\d+, 1, 1\)'),
         (ADJ, X.astype('i'), TypeError, 'x: expected float16, .* got int32'),
+        (ADJ, X.tolist(), TypeError, 'x: expected a NumPy or CuPy array, got list'),
         (
             BatchedCOO.from_csr(ADJ),
             X,

@@ -271,6 +271,10 @@ OPERATIONS = {
     'product': lambda adj, array: adj @ array,
     'product with it': lambda adj, array: array @ adj,
     'mask': lambda adj, array: adj > 0,
+    'entries': lambda adj, array: adj != 0,
+    'equal to an array': lambda adj, array: adj == array,
+    'remainder': lambda adj, array: adj % 2,
+    'absolute': lambda adj, array: abs(adj),
     'cast, then masked': lambda adj, array: adj.astype('f') * array,
     'item': lambda adj, array: adj[0],
     'slice': lambda adj, array: adj[:, 1],
@@ -287,6 +291,26 @@ def test_operators_name_the_dense_array(xp, name):
         'adj.to_dense() is the array that the dense model has, (n_graphs, N, N), or (n_graphs, R, '
         'N, N) of R relations; BatchedCSR.from_dense makes a batch of such an array'
     )
+
+
+@pytest.mark.parametrize(
+    'function',
+    [
+        lambda adj: numpy.count_nonzero(adj, axis=-1),
+        lambda adj: numpy.where(adj, 1, 0),
+        lambda adj: numpy.zeros(3) != adj,
+        numpy.asarray,
+    ],
+)
+def test_numpy_does_not_take_a_batch_for_a_number(function):
+    with pytest.raises(TypeError, match='^adj: a BatchedCSR has no operators and no items[.] '):
+        function(BatchedCSR.from_dense(numpy.ones((2, 3, 3), 'f')))
+
+
+def test_a_batch_equals_only_itself():
+    adj, other = (BatchedCSR.from_dense(numpy.ones((1, 2, 2))) for _ in range(2))
+    assert adj == adj and adj != other and adj != 'other' and adj is not None
+    assert adj in [other, adj] and len({adj, other, adj}) == 2
 
 
 def test_a_batch_cannot_be_iterated():
@@ -571,6 +595,36 @@ def test_dense_batch_without_graphs():
         ValueError, match=r'adj: expected at least one graph, got shape \(0, 2, 2\)'
     ):
         BatchedCSR.from_dense(ones(0, 2, 2))
+
+
+def test_padded_batches_have_no_sizes():
+    message = r"n_nodes: expected None with layout='padded', got \[1\]; it goes with 'packed'"
+    with pytest.raises(ValueError, match='^%s$' % message):
+        BatchedCSR.from_dense(ones(1, 2, 2), [1])
+
+
+@pytest.mark.parametrize('error, given', [(ValueError, -3), (TypeError, '6')])
+def test_largest_id_that_is_none(error, given):
+    with pytest.raises(error, match='^max_atom_id: expected '):
+        BatchedCSR.from_dense(ones(1, 2, 2), max_atom_id=given)
+
+
+@pytest.mark.parametrize('matrices', [scipy.sparse.eye(3), scipy.sparse.eye(3).tocsr(), None])
+def test_one_matrix_is_no_sequence(matrices):
+    message = 'matrices: expected a sequence with a matrix for each graph, got one %s'
+    with pytest.raises(TypeError, match='^%s$' % (message % type(matrices).__name__)):
+        BatchedCSR.from_matrices(matrices)
+
+
+@pytest.mark.parametrize('convert', [numpy.asarray, scipy.sparse.csr_matrix])
+@pytest.mark.parametrize(
+    'dtypes, expected', [('fi', 'f'), ('ief', 'f'), ('ie', 'e'), ('dif', 'd'), ('i?', 'f')]
+)
+def test_integers_take_the_dtype_of_the_others(convert, dtypes, expected):
+    if convert is not numpy.asarray and 'e' in dtypes:
+        pytest.skip('SciPy has no float16')
+    matrices = [convert(numpy.diag([2, 3]).astype(dtype)) for dtype in dtypes]
+    assert BatchedCSR.from_matrices(matrices).dtype == expected
 
 
 def test_dense_batch_of_an_unknown_layout():

@@ -11,7 +11,7 @@ from chainer_bspmm import BatchedCOO, BatchedCSR, BatchedSELL
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
 from chainer_bspmm.sparse.relations import relation_rows, with_values
-from tests.support import device_of, MATRIX_SIZES, random_matrices
+from tests.support import assert_same_arrays, device_of, MATRIX_SIZES, random_matrices
 from tests.support.spare import buffers_for, with_spare
 
 # padded_to -> weights of all rows; the last row of each graph stands for its phantom atoms.
@@ -106,19 +106,23 @@ def test_what_has_other_rows_has_none(xp, n_relations):
     """Weights count nodes, so matrices whose rows are edges, or pairs with relations, have none."""
     adj = folded(n_relations).to_device(device_of(xp))
     edges = edges_of(adj)
-    others = [
-        adj.T,
-        with_values(adj, adj.data).T,
-        edges.from_source,
-        edges.from_receiver,
-        edges.to_node.T,
-    ]
+    others = [edges.from_source, edges.from_receiver, edges.to_node.T]
     if n_relations > 1:
-        others.append(relation_rows(adj))
+        others += [adj.T, with_values(adj, adj.data).T, relation_rows(adj)]
     for other in others:
         assert other.row_weights is None
     for other in (edges.from_source, edges.to_node):
         assert (other.layout, other.padded_to) == ('packed', None)
+    if n_relations > 1:
+        assert (adj.T.layout, adj.T.padded_to) == ('packed', None)
+
+
+def test_the_transpose_of_one_relation_has_the_weights_of_its_nodes(xp):
+    adj = folded(1).to_device(device_of(xp))
+    assert not adj.is_symmetric
+    for transposed in (adj.T, with_values(adj, adj.data).T):
+        assert transposed.layout == 'folded'
+        assert_same_arrays(transposed, adj, ['row_weights', 'row_offsets'])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_buffers(xp, spare_rows, spare_nnz, padded_to):
     assert_weights(spare, padded_to, spare_rows)
     for same in (spare.astype('f'), spare.to_device(-1)):
         assert_weights(same, padded_to, spare_rows)
-    assert spare.T.row_weights is None
+    assert spare.T.row_weights is spare.row_weights
 
 
 def test_filling_again_leaves_no_weight_behind():
