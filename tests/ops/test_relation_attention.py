@@ -177,9 +177,9 @@ def test_dropout(xp):
 @pytest.mark.parametrize('ratio', [1, 1.5, float('nan')])
 def test_dropout_of_everything_is_refused(ratio):
     adj = relation_batch_on('four relations', numpy, 'float64')
-    given = adj, *arguments(adj, numpy, 'float64', 2), 2
+    m, W, b = arguments(adj, numpy, 'float64', 2)
     with pytest.raises(ValueError, match='^dropout_ratio: expected below 1, got %r$' % ratio):
-        relation_attention(*given, dropout_ratio=ratio)
+        relation_attention(adj, m, W, b, 2, dropout_ratio=ratio)
 
 
 @pytest.mark.parametrize('options', OPTIONS)
