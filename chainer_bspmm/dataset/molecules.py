@@ -2,6 +2,7 @@
 
 import re
 import zipfile
+import zlib
 
 import numpy
 
@@ -13,6 +14,8 @@ from chainer_bspmm.sparse import BatchedCSR, build, check
 
 SYMMETRY_PART = 8192  # molecules whose symmetry is tested at once
 INTEGERS = 'sizes', 'full_sizes', 'row_nnz', 'columns'
+# Errors of a damaged archive; RuntimeError: a part seems to be encrypted.
+DAMAGES = ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error
 FIELDS = 'atoms', *INTEGERS, 'data', 'n_relations', 'labels'
 
 
@@ -208,14 +211,14 @@ class Molecules:
         text = '%s: expected the .npz file of a SparseDataset'
         try:
             file = numpy.load(path, allow_pickle=False)
-        except (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
+        except DAMAGES as error:
             raise ValueError(text % path) from error
         if not isinstance(file, numpy.lib.npyio.NpzFile):
             raise ValueError(text % path)
         try:
             with file:
                 return cls.from_arrays(file)
-        except (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
+        except (*DAMAGES, OSError) as error:
             raise ValueError('%s: %s' % (path, error)) from None
 
     def save(self, path):

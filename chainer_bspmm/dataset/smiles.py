@@ -7,6 +7,8 @@ import functools
 import itertools
 import operator
 import os
+import re
+import string
 import sys
 from typing import Any
 
@@ -88,14 +90,14 @@ def _mol(smiles):
 
     if not isinstance(smiles, str):
         raise ValueError('expected a string, got %s' % type(smiles).__name__)
-    text = smiles.strip()
+    text = smiles.strip(string.whitespace)
     if '\n' in text or '\r' in text:
         # RDKit reads only the first line, without an error.
         raise ValueError('it has several lines, expected one SMILES')
     if '\0' in text or not text.isascii():
         # RDKit of 2022 reads only the part before such a character, without an error. In a name
         # after the SMILES any character is allowed.
-        before_name = (smiles.split() or [''])[0]
+        before_name = re.split('[ \t]', text, maxsplit=1)[0]
         if '\0' in before_name:
             raise ValueError('it has a NUL character')
         if not before_name.isascii():
@@ -501,10 +503,11 @@ def from_smiles(
     if isinstance(smiles, str):
         raise TypeError('smiles: expected a sequence of SMILES, got one: %r' % smiles)
     try:
-        smiles = list(smiles)  # data sets of Chainer, such as a SubDataset, are no Iterable
+        values = iter(smiles)  # data sets of Chainer, such as a SubDataset, have items only
     except TypeError:
         text = 'smiles: expected a sequence of SMILES, got %s'
         raise TypeError(text % type(smiles).__name__) from None
+    smiles = list(values)
     if _has_mask(labels):
         raise ValueError(
             'labels: expected a value for each molecule, got masked ones; labels.filled(...) '

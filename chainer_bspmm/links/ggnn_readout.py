@@ -59,6 +59,8 @@ class GatedReadout(Sparse):
         """
         check_adjacency(adj)
         check.rows('h', h, adj, adj.n_rows, 'channels')
+        if h0 is not None:
+            check.rows('h0', h0, adj, adj.n_rows, 'channels0')
         layers = (self.i_layer, self.j_layer)
         if self.activation in ACTIVATIONS and not hooked(*layers):
             n_inputs = h.shape[1] + (0 if h0 is None else h0.shape[1])

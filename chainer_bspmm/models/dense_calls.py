@@ -72,7 +72,7 @@ def _advice(kind, given):
         return 'got a %s, but %s' % (given, why_not(kind))
     if kind in PARTS:
         return (
-            '%s of Chainer Chemistry takes dense features, got a %s: in a link of your own, '
+            '%s of Chainer Chemistry takes no sparse batch, got a %s: in a link of your own, '
             'use chainer_bspmm.links.%s; in a model of Chainer Chemistry, call '
             'chainer_bspmm.sparsify(model) first' % (kind.__name__, given, kind.__name__)
         )

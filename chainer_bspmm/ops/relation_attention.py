@@ -214,7 +214,7 @@ def relation_attention(
         'm': (m, (adj.n_rows, adj.n_relations * n_heads * n_channels)),
     }
     check.shapes('W of shape %s, %d heads and %r' % (W.shape, n_heads, adj), expected)
-    if not (dropout_ratio <= 0 or dropout_ratio < 1):  # nan is neither; upstream's default is -1
+    if chainer.config.train and not dropout_ratio < 1:
         raise ValueError('dropout_ratio: expected below 1, got %r' % dropout_ratio)
     pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
     edge_mask = slot_mask = None

@@ -130,11 +130,19 @@ class Batch:
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __abs__ = __pos__ = _no_operator
     __gt__ = __ge__ = __lt__ = __le__ = __getitem__ = _no_operator
     __iter__ = None  # otherwise __getitem__ would make it iterable
-    __array__ = _no_operator  # otherwise NumPy's functions would take it for a scalar
     __hash__ = object.__hash__
 
+    def __array__(self, dtype=None, copy=None):
+        if numpy.dtype(dtype).kind != 'O':
+            self._no_operator()  # otherwise NumPy's functions would take it for a scalar
+        item = numpy.empty((), object)
+        item[()] = self
+        return item
+
     def __eq__(self, other):
-        if isinstance(other, (numbers.Number, *chainer.get_array_types(), chainer.Variable)):
+        if isinstance(
+            other, (numbers.Number, numpy.generic, *chainer.get_array_types(), chainer.Variable)
+        ):
             self._no_operator()  # such as `adj != 0`, which would be one bool
         return NotImplemented  # otherwise it equals only itself
 

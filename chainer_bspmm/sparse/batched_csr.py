@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -157,8 +157,9 @@ class BatchedCSR(Batch):
         ``'unfolded'`` is a padded batch whose features have two dimensions.
 
         Returns:
-            BatchedCSR: on the device of the arrays, which it shares. Matrices that are derived from
-            it and cached, such as :attr:`T`, do not change when the arrays are filled again.
+            BatchedCSR: on the device of the arrays, which it shares. The entries of matrices that
+            are derived from it and cached, such as :attr:`T`, do not change when the arrays are
+            filled again.
         """
         self = cls.__new__(cls)
         self.indptr = indptr
@@ -200,7 +201,7 @@ class BatchedCSR(Batch):
             matrices (sequence): for every graph a dense (n, n) array, a dense (R, n, n) array, a
                 SciPy sparse (n, n) matrix, or a list of R SciPy sparse matrices. A NaN is an entry.
                 Floating dtypes stay, the widest of all. Integer and boolean matrices get the dtype
-                of the others, or float32.
+                of the others, or float32; in float16, integers above 65,504 become infinite.
             layout (str): ``'packed'``: graph g has n_g rows. ``'padded'``: every graph has as many
                 rows as the largest; the rows past n_g are empty. ``'folded'``: graph g has n_g + 1
                 rows. The last one is empty, and stands for the N - n_g rows by which a padded graph
@@ -223,7 +224,9 @@ class BatchedCSR(Batch):
         check.layout(layout, padded_to)
         if max_atom_id is not None:
             max_atom_id = check.count('max_atom_id', max_atom_id, 0)
-        if scipy.sparse.issparse(matrices) or not isinstance(matrices, Iterable):
+        # Data sets of Chainer, such as a SubDataset, have items only.
+        is_sequence = hasattr(matrices, '__iter__') or hasattr(matrices, '__getitem__')
+        if scipy.sparse.issparse(matrices) or not is_sequence:
             text = 'matrices: expected a sequence with a matrix for each graph, got one %s'
             raise TypeError(text % type(matrices).__name__)
         matrices = list(matrices)
@@ -244,7 +247,8 @@ class BatchedCSR(Batch):
 
         Args:
             adj (array): (n_graphs, N, N), or (n_graphs, R, N, N) with R relations; NumPy or CuPy.
-            n_nodes (sequence of int or None): nodes of every graph, for ``'packed'`` only.
+            n_nodes (sequence of int or None): nodes of every graph, needed by ``'packed'``;
+                ``'padded'`` does not use it.
             layout (str): ``'padded'``: every graph has N rows. ``'packed'``: graph g has n_nodes[g]
                 rows; entries past them are an error.
             max_atom_id (int or None): see the class.
@@ -262,9 +266,6 @@ class BatchedCSR(Batch):
         check.dense_batch(adj)
         host = cuda.to_cpu(adj)
         check.one_of('layout', layout, ('packed', 'padded'))
-        if layout == 'padded' and n_nodes is not None:
-            text = "n_nodes: expected None with layout='padded', got %r; it goes with 'packed'"
-            raise ValueError(text % (n_nodes,))
         matrices = check.crop(host, n_nodes) if layout == 'packed' else list(host)
         if not matrices:
             raise ValueError('adj: expected at least one graph, got shape %s' % (adj.shape,))

@@ -311,7 +311,14 @@ def _of_arrays(matrices):
     )
 
 
-def _as_dense(indptr, columns, data, dtype, are_bools):
+def _without_duplicates(part):
+    """Return a copy of a matrix of bools with one entry at each place, True if any of them is."""
+    part = part.copy()
+    part.sum_duplicates()
+    return part
+
+
+def _as_dense(indptr, columns, data, dtype):
     """Add up the entries at one place, and leave out zeros."""
     n_rows = indptr.size - 1
     rows = numpy.repeat(numpy.arange(n_rows), numpy.diff(indptr))
@@ -320,8 +327,6 @@ def _as_dense(indptr, columns, data, dtype, are_bools):
     if not is_first.all():
         data = numpy.ones(columns.size, dtype) if data is None else data
         data = numpy.add.reduceat(data, numpy.flatnonzero(is_first))
-        if are_bools:
-            data = numpy.minimum(data, 1)  # True and True is True
         rows, columns = rows[is_first], columns[is_first]
     if data is not None:
         is_kept = data != 0
@@ -337,13 +342,14 @@ def _of_scipy(matrices, as_dense):
     check.fits_int32('nodes times relations', n_rows * n_relations)
     # All parts form one matrix: a graph has the columns of its first relation, then of its second.
     parts = [matrix.tocoo() for stack in stacks for matrix in stack]
+    if as_dense:
+        parts = [_without_duplicates(part) if part.dtype == bool else part for part in parts]
     first_rows = numpy.repeat(starts[:-1], n_relations).tolist()
     first_columns = starts_of(numpy.repeat(sizes, n_relations)).tolist()
     rows = numpy.concatenate([part.row + n for part, n in zip(parts, first_rows)])
     columns = numpy.concatenate([part.col + n for part, n in zip(parts, first_columns)])
     data = numpy.concatenate([part.data for part in parts]).astype(dtype, copy=False)
     check.fits_int32('non-zeros', data.size)
-    dtypes = {part.dtype for part in parts}
     del parts
     if (data == 1).all():
         data = None
@@ -356,8 +362,7 @@ def _of_scipy(matrices, as_dense):
     indptr, columns = matrix.indptr, matrix.indices
     data = None if data is None else matrix.data.view(data.dtype)
     if as_dense:
-        are_bools = dtypes == {numpy.dtype(bool)}
-        indptr, columns, data = _as_dense(indptr, columns, data, dtype, are_bools)
+        indptr, columns, data = _as_dense(indptr, columns, data, dtype)
     nnz = numpy.diff(indptr[starts])
     columns = columns - numpy.repeat(starts[:-1] * n_relations, nnz)
     if n_relations > 1:

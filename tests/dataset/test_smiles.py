@@ -337,6 +337,15 @@ def test_masked_labels(kind):
         from_smiles(SMILES, 'rsgcn', kind(labels))
 
 
+def test_an_error_of_a_generator_is_not_hidden():
+    def broken():
+        yield 'CCO'
+        raise TypeError('of the user')
+
+    with pytest.raises(TypeError, match='^of the user$'):
+        from_smiles(broken(), 'rsgcn')
+
+
 def test_smiles_may_be_a_data_set_of_chainer():
     smiles = SubDataset(SMILES, 0, len(SMILES))
     assert from_smiles(smiles, 'rsgcn').smiles == from_smiles(SMILES, 'rsgcn').smiles
@@ -381,6 +390,7 @@ def test_failures_say_why(capfd):
         '\xa0\xe4',
         '\ufeffCO',
         'CC\0OO',
+        'C\xa0CO',
     ]
     result = from_smiles(smiles, preprocess_method_dict['relgcn'](max_atoms=3))
     assert result.kept.tolist() == [0] and result.kept.dtype.kind == 'i'
@@ -395,6 +405,7 @@ def test_failures_say_why(capfd):
     assert 'kekulize' in reasons[5]
     assert reasons[6:9] == ['it has a character that is not ASCII'] * 3
     assert reasons[9] == 'it has a NUL character'
+    assert reasons[10] == 'it has a character that is not ASCII'
     assert capfd.readouterr() == ('', '')
 
 

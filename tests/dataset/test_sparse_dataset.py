@@ -338,13 +338,13 @@ def test_duplicate_entries_of_scipys_matrices_are_added():
 def test_entries_of_scipys_matrices_are_those_of_the_dense_ones(n_relations, values):
     """A layer such as RelGAT takes each entry for a bond, so zeros must not be entries."""
     rng = numpy.random.RandomState(0)
-    values = numpy.array(values, bool if values[0] is True else 'f')
+    dtypes = ['?', 'f'] if values[0] is True else ['f']
     examples = [[], []]
     for n in (3, 1, 6, 2):
         parts = []
         for _ in range(n_relations):
             place = rng.randint(0, n, (2, 3 * n))
-            drawn = rng.choice(values, 3 * n)
+            drawn = rng.choice(values, 3 * n).astype(rng.choice(dtypes))
             parts.append(scipy.sparse.coo_matrix((drawn, place), (n, n)))
         dense = numpy.array([part.toarray() for part in parts])
         ids = numpy.arange(1, n + 1)
@@ -569,6 +569,16 @@ def test_load_of_a_damaged_file(tmp_path):
     content[content.find(b'\x93NUMPY', member) + 130] ^= 1  # the header has 128 bytes
     path.write_bytes(content)
     with pytest.raises(ValueError, match='^%s: Bad CRC-32 for file' % re.escape(str(path))):
+        SparseDataset.load(str(path))
+
+
+def test_load_of_a_compressed_file_that_is_damaged(tmp_path):
+    path = tmp_path / 'set.npz'
+    numpy.savez_compressed(path, **to_sparse(molecules((5, 4) * 300)).molecules.arrays())
+    content = bytearray(path.read_bytes())
+    content[28] ^= 1  # the length of what precedes the first part
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match='^%s: ' % re.escape(str(path))):
         SparseDataset.load(str(path))
 
 

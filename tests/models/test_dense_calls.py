@@ -89,7 +89,7 @@ def test_a_part_that_was_put_into_a_swapped_model(kind):
     part = kind() if takes_no_widths else kind(out_dim=3, in_channels=6)
     assert issubclass(getattr(links, kind.__name__), kind)
     assert message_of(lambda: part(numpy.zeros((len(ATOMS), 6), 'f'), ADJ)) == (
-        '{0} of Chainer Chemistry takes dense features, got a BatchedCSR: in a link of your own, '
+        '{0} of Chainer Chemistry takes no sparse batch, got a BatchedCSR: in a link of your own, '
         'use chainer_bspmm.links.{0}; in a model of Chainer Chemistry, call '
         'chainer_bspmm.sparsify(model) first'
     ).format(kind.__name__)

@@ -180,6 +180,8 @@ def test_dropout_of_everything_is_refused(ratio):
     m, W, b = arguments(adj, numpy, 'float64', 2)
     with pytest.raises(ValueError, match='^dropout_ratio: expected below 1, got %r$' % ratio):
         relation_attention(adj, m, W, b, 2, dropout_ratio=ratio)
+    with chainer.using_config('train', False):
+        relation_attention(adj, m, W, b, 2, dropout_ratio=ratio)
 
 
 @pytest.mark.parametrize('options', OPTIONS)

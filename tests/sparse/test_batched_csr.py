@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse
 
 from chainer.backends import cuda
+from chainer.datasets import SubDataset
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.sparse import check
@@ -273,6 +274,7 @@ OPERATIONS = {
     'mask': lambda adj, array: adj > 0,
     'entries': lambda adj, array: adj != 0,
     'equal to an array': lambda adj, array: adj == array,
+    'equal to a bool': lambda adj, array: adj == numpy.bool_(1),
     'remainder': lambda adj, array: adj % 2,
     'absolute': lambda adj, array: abs(adj),
     'cast, then masked': lambda adj, array: adj.astype('f') * array,
@@ -300,11 +302,22 @@ def test_operators_name_the_dense_array(xp, name):
         lambda adj: numpy.where(adj, 1, 0),
         lambda adj: numpy.zeros(3) != adj,
         numpy.asarray,
+        numpy.array,
+        numpy.copy,
     ],
 )
 def test_numpy_does_not_take_a_batch_for_a_number(function):
     with pytest.raises(TypeError, match='^adj: a BatchedCSR has no operators and no items[.] '):
         function(BatchedCSR.from_dense(numpy.ones((2, 3, 3), 'f')))
+
+
+def test_arrays_of_objects_may_hold_batches():
+    adj, other = (BatchedCSR.from_dense(numpy.ones((1, 2, 2))) for _ in range(2))
+    rows = numpy.array([(1, adj), (2, other)], object)
+    assert rows.shape == (2, 2) and rows[0, 1] is adj and rows[1, 1] is other
+    several = numpy.empty(2, object)
+    several[:] = [adj, other]
+    assert several[0] is adj and several[1] is other
 
 
 def test_a_batch_equals_only_itself():
@@ -597,10 +610,9 @@ def test_dense_batch_without_graphs():
         BatchedCSR.from_dense(ones(0, 2, 2))
 
 
-def test_padded_batches_have_no_sizes():
-    message = r"n_nodes: expected None with layout='padded', got \[1\]; it goes with 'packed'"
-    with pytest.raises(ValueError, match='^%s$' % message):
-        BatchedCSR.from_dense(ones(1, 2, 2), [1])
+def test_matrices_may_be_a_data_set_of_chainer():
+    matrices = SubDataset([numpy.eye(n) for n in (2, 3, 1)], 0, 2)
+    assert BatchedCSR.from_matrices(matrices).n_graphs == 2
 
 
 @pytest.mark.parametrize('error, given', [(ValueError, -3), (TypeError, '6')])

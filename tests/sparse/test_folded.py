@@ -8,6 +8,7 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO, BatchedCSR, BatchedSELL
+from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
 from chainer_bspmm.sparse.relations import relation_rows, with_values
@@ -123,6 +124,8 @@ def test_the_transpose_of_one_relation_has_the_weights_of_its_nodes(xp):
     for transposed in (adj.T, with_values(adj, adj.data).T):
         assert transposed.layout == 'folded'
         assert_same_arrays(transposed, adj, ['row_weights', 'row_offsets'])
+        ones = xp.ones((adj.n_rows, 1), 'f')
+        assert_same_arrays(segment_sum(transposed, ones), segment_sum(adj, ones), ['array'])
 
 
 @pytest.mark.parametrize(
