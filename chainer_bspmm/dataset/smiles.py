@@ -438,10 +438,10 @@ def _warn_of(failures, n):
 
 def _has_mask(labels):
     """Return whether a value is masked in labels, an array or a sequence of values or arrays."""
-    if isinstance(labels, (list, tuple)):
-        are_masked = [isinstance(label, numpy.ma.MaskedArray) for label in labels]
-        return any(numpy.ma.is_masked(labels[i]) for i in numpy.flatnonzero(are_masked))
-    return numpy.ma.is_masked(labels)
+    parts = labels if isinstance(labels, (list, tuple)) else [labels]
+    return any(
+        isinstance(part, numpy.ma.MaskedArray) and numpy.ma.is_masked(part) for part in parts
+    )
 
 
 def from_smiles(

@@ -203,7 +203,7 @@ def _is_sparse(example):
     return type(example) is SparseExample
 
 
-def _from_sparse(examples, first, n_edge_types):
+def _from_sparse(examples):
     """Return the `Molecules`, without labels, and the columns of labels of sparse examples."""
     try:
         molecules, index = locate(examples)
@@ -268,10 +268,12 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     with progress(len(dataset), 'to_sparse') as advance:
         for first, examples in chunks(dataset):
             for is_sparse, group in itertools.groupby(examples, _is_sparse):
-                found = _from_sparse if is_sparse else _from_dense
-                some = list(group)
-                part, labels = found(some, first, n_edge_types)
-                first += len(some)
+                alike = list(group)
+                if is_sparse:
+                    part, labels = _from_sparse(alike)
+                else:
+                    part, labels = _from_dense(alike, first, n_edge_types)
+                first += len(alike)
                 parts.append(part)
                 columns.append(labels)
                 are_sparse = are_sparse and is_sparse

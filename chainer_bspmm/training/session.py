@@ -51,7 +51,7 @@ class Session:
         self._made_for = self._identity(self.guards.key(), target, function)
 
     def key(self, target, function):
-        """Return the `Key` of the guards, or None if the session is over."""
+        """Return the `Key` of the values that the guards watch, or None if the session is over."""
         key = self.guards.key()
         if self.update is not None and self.update.is_over:
             return None

@@ -8,6 +8,7 @@ import io
 import os
 from pathlib import Path
 import runpy
+import subprocess
 import sys
 from unittest import mock
 
@@ -15,7 +16,7 @@ import chainer
 import numpy
 from threadpoolctl import threadpool_limits
 
-from tests.support.processes import ROOT
+from tests.support.processes import environment, ROOT
 
 EXAMPLES = ROOT / 'examples'
 
@@ -47,6 +48,20 @@ def run_here(script, *arguments, status=0, cwd=None):
             os.chdir(before)
     assert isinstance(code, str) if status else not code, (code, out.getvalue())
     return code if status else out.getvalue()
+
+
+def run_apart(script, *arguments, stdout=subprocess.PIPE, variables=None, **options):
+    """Run a script in another process, which has its own standard streams; return the process.
+
+    `variables`: of its environment. `options`: of `subprocess.run`.
+    """
+    return subprocess.run(
+        command(script, arguments),
+        env={**environment(), **(variables or {})},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        **options,
+    )
 
 
 def error_of(script, *arguments, cwd=None):

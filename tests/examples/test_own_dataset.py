@@ -20,7 +20,8 @@ import chainer
 import numpy
 import pytest
 
-from tests.examples.scripts import arrays, command, error_of, EXAMPLES, imported, rows, run_here
+from tests.examples.scripts import arrays, command, error_of, EXAMPLES, imported, rows, run_apart
+from tests.examples.scripts import run_here
 from tests.support.processes import environment, python, ROOT
 from tests.support.training import assert_same_bits
 
@@ -365,13 +366,7 @@ def test_names_and_smiles_may_have_bytes_that_are_not_utf_8(folder, tmp_path):
     run('predict_own.py', *words, cwd=folder)
     row = b'\nC\xe9,,it has a character that is not ASCII\n'
     assert row in (folder / 'p.csv').read_bytes()
-    printed = subprocess.run(
-        command(OWN / 'predict_own.py', [*words[:-1], '-']),
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        check=True,
-    )
+    printed = run_apart(OWN / 'predict_own.py', *words[:-1], '-', cwd=folder, check=True)
     assert row in printed.stdout
 
 
@@ -1081,14 +1076,7 @@ def test_predictions_into_a_full_device(new_molecules, error):
 def test_predictions_on_a_standard_output_that_is_full(new_molecules):
     words = ['--in-dir', 'result', '--data', 'new.csv', '--out', '-']
     with open('/dev/full', 'w') as full:
-        done = subprocess.run(
-            command(OWN / 'predict_own.py', words),
-            cwd=new_molecules,
-            env=environment(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        done = run_apart(OWN / 'predict_own.py', *words, cwd=new_molecules, stdout=full, text=True)
     assert done.returncode == 1
     message = 'error: cannot write standard output: No space left on device\n'
     assert done.stderr.endswith(message) and 'Traceback' not in done.stderr

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from chainer_bspmm.dataset import smiles, workers
-from tests.examples.scripts import EXAMPLES, command, error_of, imported, rows, run_here
+from tests.examples.scripts import EXAMPLES, command, error_of, imported, rows, run_apart, run_here
 from tests.support.processes import environment
 
 OWN = EXAMPLES / 'own_dataset'
@@ -236,13 +236,7 @@ def test_training_on_a_pipe(tmp_path):
     path = tmp_path / 'out'
     words = ['--data', '/dev/stdin', '--out', path, *WORDS[2:6], *QUICK]
     for script in [TRAIN, *words], [PREDICT, '--in-dir', path]:
-        done = subprocess.run(
-            command(script[0], script[1:]),
-            input=TABLE,
-            env=environment(),
-            capture_output=True,
-            text=True,
-        )
+        done = run_apart(*script, input=TABLE, text=True)
         assert done.returncode == 0, done.stderr
     assert len(rows(path / 'predictions.csv')) == 14
 
@@ -551,12 +545,8 @@ def test_a_reader_that_closes_the_pipe_ends_the_program_quietly(trained, write, 
 
 def predict_as_a_process(trained, *words, stdout=subprocess.PIPE, **variables):
     """Predict in another process, which has its own standard output."""
-    return subprocess.run(
-        command(PREDICT, ['--in-dir', trained, '--data', 'mine.csv', *words]),
-        env={**environment(), **variables},
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-    )
+    words = ['--in-dir', trained, '--data', 'mine.csv', *words]
+    return run_apart(PREDICT, *words, stdout=stdout, variables=variables)
 
 
 def test_a_link_to_standard_output_is_standard_output(trained, write, tmp_path):

@@ -12,8 +12,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from chainer_bspmm.dataset import smiles, workers
-from tests.examples.scripts import arrays, command, error_of, EXAMPLES, imported, rows, run_here
-from tests.support.processes import environment
+from tests.examples.scripts import arrays, error_of, EXAMPLES, imported, rows, run_apart, run_here
 
 TOX21 = EXAMPLES / 'tox21'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16']
@@ -403,12 +402,11 @@ def test_a_screening_does_not_overwrite_its_list(trained, tmp_path, redirect, ou
     (tmp_path / 'hard link').hardlink_to(tmp_path / 'list.smi')
     words = ['-' if redirect else 'list.smi', '--in-dir', trained[0], '--out', out, '--force']
     with open(tmp_path / 'list.smi') as file:
-        done = subprocess.run(
-            command(TOX21 / 'screen_tox21.py', words),
+        done = run_apart(
+            TOX21 / 'screen_tox21.py',
+            *words,
             cwd=tmp_path,
-            env=environment(),
             stdin=file if redirect else subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
             text=True,
         )
     assert done.returncode == 1
@@ -422,14 +420,8 @@ def test_a_screening_appended_to_its_list_does_not_go_on_forever(trained, tmp_pa
     (tmp_path / 'link').symlink_to('/proc/self/fd/1')
     words = ['list.smi', '--in-dir', trained[0], '--out', out]
     with open(tmp_path / 'list.smi', 'a') as file:
-        done = subprocess.run(
-            command(TOX21 / 'screen_tox21.py', words),
-            cwd=tmp_path,
-            env=environment(),
-            stdout=file,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=300,
+        done = run_apart(
+            TOX21 / 'screen_tox21.py', *words, cwd=tmp_path, stdout=file, text=True, timeout=300
         )
     message = 'error: --out: standard output is the list to screen; expected another file\n'
     assert done.stderr == message and done.returncode == 1
@@ -440,12 +432,11 @@ def test_a_screening_appended_to_its_list_through_another_descriptor(trained, tm
     with open(tmp_path / 'list.smi', 'a') as file:
         out = '/dev/fd/%d' % file.fileno()
         words = ['list.smi', '--in-dir', trained[0], '--out', out]
-        done = subprocess.run(
-            command(TOX21 / 'screen_tox21.py', words),
+        done = run_apart(
+            TOX21 / 'screen_tox21.py',
+            *words,
             cwd=tmp_path,
-            env=environment(),
             pass_fds=[file.fileno()],
-            stderr=subprocess.PIPE,
             text=True,
             timeout=300,
         )
@@ -471,12 +462,8 @@ def test_a_screening_on_standard_output_is_utf_8(trained, tmp_path, out):
     (tmp_path / 'list.smi').write_text('CCO caf\xe9\nCCN\n', encoding='utf-8')
     (tmp_path / 'link').symlink_to('/proc/self/fd/1')
     words = ['list.smi', '--in-dir', trained[0], '--out', out]
-    done = subprocess.run(
-        command(TOX21 / 'screen_tox21.py', words),
-        cwd=tmp_path,
-        env={**environment(), 'PYTHONIOENCODING': 'ascii'},
-        capture_output=True,
-    )
+    variables = {'PYTHONIOENCODING': 'ascii'}
+    done = run_apart(TOX21 / 'screen_tox21.py', *words, cwd=tmp_path, variables=variables)
     assert done.returncode == 0, done.stderr
     table = list(csv.DictReader(done.stdout.decode('utf-8').splitlines()))
     assert [row['name'] for row in table] == ['caf\xe9', '']
