@@ -19,9 +19,9 @@ import numpy
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
-# Folders of results: of GPUs, where the first that has a result counts, and of results that are not
-# measured again.
-GPUS = 'nvidia-h200', 'nvidia-h100-80gb-hbm3'
+# Folders of results: of the GPU whose results the pages have, and of results that are not measured
+# again.
+GPU = 'nvidia-h200'
 EARLIER = 'earlier'
 NAMES = {'tox21': 'Tox21', 'qm9': 'QM9'}
 TITLES = {
@@ -198,11 +198,8 @@ def resumed(name: str, head: dict, out=None) -> dict:
 
 def stored(name: str, on_cpu: bool = False, results: pathlib.Path = RESULTS) -> pathlib.Path:
     """Return the path of a result, or of an earlier one if it was not measured again."""
-    for folder in ('cpu',) if on_cpu else GPUS:
-        path = results / folder / (name + '.json')
-        if path.exists():
-            return path
-    return results / EARLIER / (name + '_cpu' * on_cpu + '.json')
+    path = results / ('cpu' if on_cpu else GPU) / (name + '.json')
+    return path if path.exists() else results / EARLIER / (name + '_cpu' * on_cpu + '.json')
 
 
 def save(name: str, result: dict, out=None, text: str | None = None) -> pathlib.Path:
