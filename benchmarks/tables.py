@@ -32,6 +32,7 @@ SHORT = {
     "QM9's sample in this repository": "QM9's sample",
 }
 WIDTHS = '64', '256'  # units of the layers in the table and the picture of steps by width
+WAITING = 0.9  # share of a step below which a GPU that is busy waits for the host
 # Data set of bench_quality -> its name in the table, and the digits of its metric.
 SETS = {
     'tox21': ('Tox21, mean ROC-AUC', 3),
@@ -305,6 +306,34 @@ def widths_jax(result):
     return _by_model("JAX's time divided by ours: FP32, TF32", rows)
 
 
+def widths_host(first, second):
+    """JAX's time over that of captured steps, where these wait for the host, in two runs."""
+    rows = {}
+    for units, methods in sorted(first['data'].items(), key=lambda item: int(item[0])):
+        for method, n_batch in itertools.product(methods, ('32', '128', '1024')):
+            cells = [
+                result['data'][units].get(method, {'batches': {}})['batches'].get(n_batch)
+                for result in (first, second)
+            ]
+            if None in cells or over_jax(cells[0], 'FP32') is None:
+                continue
+            if min(_least_busy(cell) for cell in cells) < WAITING:
+                title = '%s, %s units, batch %s' % (TITLES[method], units, f'{int(n_batch):,}')
+                rows[title] = [text for cell in cells for text in _beside_jax_and_busy(cell)]
+    head = ["JAX's time divided by ours: FP32, TF32", 'first run', 'GPU busy', 'second run']
+    return table([*head, 'GPU busy'], [[title, *row] for title, row in rows.items()])
+
+
+def _least_busy(cell):
+    return min(cell['milliseconds'][name]['busy'] for name in bench_widths.OURS.values())
+
+
+def _beside_jax_and_busy(cell):
+    ratios = [over_jax(cell, precision, name) for precision, name in bench_widths.OURS.items()]
+    busy = [100 * cell['milliseconds'][name]['busy'] for name in bench_widths.OURS.values()]
+    return '%.2f, %.2f' % tuple(ratios), '%.0f, %.0f %%' % tuple(busy)
+
+
 def widths_products(result):
     """Device times of captured steps of wide layers, over the times of their products alone."""
     rows = {}
@@ -409,10 +438,15 @@ def chemprop(on_cpu, on_gpu):
             unit, digits = {'qm9': (', bohr³', 2), 'tox21': ('', 3)}[data]
             row = ['%s, %s%s' % (NAMES[data], of['metric'], unit), place]
             for name in (bench_chemprop.CHEMPROP, bench_chemprop.OURS):
-                tests = [run['test'] for run in of['runs'] if run['contender'] == name]
+                runs = [run for run in of['runs'] if run['contender'] == name]
+                tests = [run['test'] for run in runs]
                 ends = '%.*f to %.*f' % (digits, min(tests), digits, max(tests))
                 median = of['median'][name]
-                row += [median['seconds'], '%.*f (%s)' % (digits, median['test'], ends)]
+                seconds = of_answers.between([run['seconds'] for run in runs])
+                row += [
+                    '%s (%s)' % (number(median['seconds']), seconds),
+                    '%.*f (%s)' % (digits, median['test'], ends),
+                ]
             rows.append(row)
     return table(['', '', 'chemprop, s', 'test metric', 'ours, s', 'test metric'], rows)
 
@@ -461,6 +495,7 @@ TABLES = {
     'scaling': (scaling, [('scaling', False)]),
     'widths': (widths, [('widths', False)]),
     'widths_jax': (widths_jax, [('widths', False)]),
+    'widths_host': (widths_host, [('widths', False), ('widths_again', False)]),
     'widths_products': (widths_products, [('widths', False)]),
     'tf32_errors': (tf32_errors, [('tf32', False)]),
     'tf32_trainings': (tf32_trainings, [('tf32', False)]),

@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip('rdkit')
 
 from benchmarks import answers, bench_command, harness, tables  # NOQA: E402
-from benchmarks.training import bench_two_lines, bench_widths, step_contenders  # NOQA: E402
+from benchmarks.training import bench_chemprop, bench_two_lines, bench_widths, step_contenders  # NOQA: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
+WIDE = '256', '512'
 README, PERFORMANCE, LEARNING = 'README.md', 'docs/performance.md', 'docs/learning.md'
 
 
@@ -182,32 +183,22 @@ def busy(with_labels_of_atoms):
     ]
 
 
-def worse_gaps():
-    """Return by how many per cent packed models learn the gap worse, where they do so clearly."""
-    arms = [stored('quality')['summary']['qm9 gap'][name] for name in ('ggnn', 'gin', 'gnnfilm')]
-    return [100 * (of['packed']['mean'] / of['dense']['mean'] - 1) for of in arms]
+def errors_of_packed(data):
+    """Return by how many per cent the mean errors of packed models are larger than upstream's."""
+    methods = stored('quality')['summary'][data].values()
+    return [100 * (of['packed']['mean'] / of['dense']['mean'] - 1) for of in methods]
 
 
-def cells_again(*keys):
-    """Return cells of the second run of the wide layers; a key is units, method and batch."""
-    data = stored('widths_again')['data']
-    return [data[units][method]['batches'][batch] for units, method, batch in keys]
-
-
-WAITING = ('16', 'rsgcn', '32'), *((units, 'relgcn', '32') for units in ('64', '128', '256'))
-
-
-def waiting_over_jax(precision):
-    ours = bench_widths.OURS[precision]
-    return [step_contenders.over_jax(cell, precision, ours) for cell in cells_again(*WAITING)]
-
-
-def waiting_ms():
-    return [
-        cell['milliseconds'][ours]['wall']['median']
-        for cell in cells_again(*WAITING)
-        for ours in bench_widths.OURS.values()
-    ]
+def chemprop_over_ours():
+    """Return the time of chemprop over ours on a GPU, for each data set and seed."""
+    found = []
+    for of in stored('chemprop')['data'].values():
+        theirs, ours = (
+            [run['seconds'] for run in of['runs'] if run['contender'] == name]
+            for name in (bench_chemprop.CHEMPROP, bench_chemprop.OURS)
+        )
+        found += [slow / fast for slow, fast in zip(theirs, ours)]
+    return found
 
 
 def device_times_again():
@@ -226,13 +217,13 @@ def device_times_again():
 
 def savings_of_ggnn():
     found = device_times_again()
-    return found['256', 'ggnn'] + found['512', 'ggnn']
+    return [saving for units in WIDE for saving in found[units, 'ggnn']]
 
 
 def steps_of_128(name):
     """Return the steps of 128 molecules of Tox21 with 64 units, for each of five models."""
     data = stored(name)['data']
-    methods = data['64'] if name == 'widths' else data['tox21']['methods']
+    methods = data['tox21']['methods'] if name == 'captured' else data['64']
     return [
         methods[method]['batches']['128'] for method in ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp')
     ]
@@ -247,17 +238,18 @@ def of_slower_host():
     return [slow / fast for slow, fast in zip(first, second)]
 
 
-def widths_over_upstream():
+def widths_over_upstream(name):
     ours = bench_widths.OURS['FP32']
     return [
-        step_contenders.ratio(cell, ours, step_contenders.UPSTREAM)
-        for cell in steps_of_128('widths')
+        step_contenders.ratio(cell, ours, step_contenders.UPSTREAM) for cell in steps_of_128(name)
     ]
 
 
-def over_products_of_nci():
-    (cell,) = stored('widths_nci')['data']['256']['ggnn']['batches'].values()
-    return [bench_widths.over_products(cell, precision) for precision in bench_widths.OURS]
+def over_products_of_ggnn():
+    """Return the device times of wide steps of GGNN over their products', in the second run."""
+    data = stored('widths_again')['data']
+    cells = [data[units]['ggnn']['batches'][batch] for units in WIDE for batch in ('128', '1024')]
+    return [bench_widths.over_products(cell, of) for cell in cells for of in bench_widths.OURS]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +298,7 @@ def over_products_of_nci():
         ),
         (
             PERFORMANCE,
-            'whose batches the host assembles, takes {} to {} times as long as ours',
+            'whose batches the host assembles, takes {} to {} times as long as our captured step',
             lambda: answers.steps(stored('captured'), geometric_over_captured),
         ),
         (
@@ -317,7 +309,7 @@ def over_products_of_nci():
         (PERFORMANCE, 'and {} to {} times as fast as JAX in TF32', lambda: folded_over_jax('TF32')),
         (
             PERFORMANCE,
-            'and {} to {} times as long in device time',
+            'In device time it takes {} to {} times as long',
             lambda: answers.steps(stored('captured'), on_device),
         ),
         (
@@ -353,14 +345,31 @@ def over_products_of_nci():
         ),
         (PERFORMANCE, 'there the GPU is busy {} to {} % of the time', lambda: busy(True)),
         (PERFORMANCE, 'with the other methods {} to {} %', lambda: busy(False)),
-        (LEARNING, 'GIN and GNNFiLM learn the gap worse, by {} to {} %', worse_gaps),
-        (PERFORMANCE, "by {} to {} % of a step's device time", savings_of_ggnn),
-        (PERFORMANCE, 'That is {} and {} times as long as the products', over_products_of_nci),
+        (
+            LEARNING,
+            'The mean error of the gap is larger with all models, by {} to {} %',
+            lambda: errors_of_packed('qm9 gap'),
+        ),
+        (PERFORMANCE, 'this saves {} to {} % of the device time of steps', savings_of_ggnn),
+        (PERFORMANCE, 'in this table take {} to {} % less device time', savings_of_ggnn),
+        (
+            PERFORMANCE,
+            'and {} to {} times as long as the products that they still need',
+            over_products_of_ggnn,
+        ),
         (PERFORMANCE, "upstream's steps on Tox21 take {} to {} times as long", of_slower_host),
-        (PERFORMANCE, 'where the factors are {} to {}.', widths_over_upstream),
-        (PERFORMANCE, 'these steps take {} to {} ms', waiting_ms),
-        (PERFORMANCE, "JAX's take {} to {} times as long", lambda: waiting_over_jax('FP32')),
-        (PERFORMANCE, 'in FP32 and {} to {} times in TF32.', lambda: waiting_over_jax('TF32')),
+        (PERFORMANCE, 'where the factors are {} to {}.', lambda: widths_over_upstream('widths')),
+        (
+            PERFORMANCE,
+            'they are {} to {} in the second run',
+            lambda: widths_over_upstream('widths_again'),
+        ),
+        (PERFORMANCE, 'where the first has {} to {}.', lambda: widths_over_upstream('widths')),
+        (
+            PERFORMANCE,
+            'the time of chemprop divided by ours is {} to {} for a single seed',
+            chemprop_over_ours,
+        ),
     ],
 )
 def test_ranges_in_the_text(page, sentence, values):
@@ -375,17 +384,109 @@ def test_ranges_in_the_text(page, sentence, values):
 def test_where_the_switch_makes_a_step_longer():
     text = ' '.join((ROOT / PERFORMANCE).read_text().split())
     (sentence,) = re.findall('longer on the device with the switch than without it: ([^.]*)', text)
-    found = re.findall(r'(\w+) by (\d+) %', sentence)
-    assert [name for name, _ in found] == ['RSGCN', 'GIN', 'GGNN']
-    for name, percent in found:
-        cell = stored('widths')['data']['128'][name.lower()]['batches']['32']
+    found = [
+        ('widths', name, percent) for name, percent in re.findall(r'(\w+) by (\d+) %', sentence)
+    ]
+    assert [name for _, name, _ in found] == ['RSGCN', 'GIN', 'GGNN']
+    (again,) = re.findall(r'\((\d+) % at commit', sentence)
+    for run, name, percent in [*found, ('widths_again', 'GGNN', again)]:
+        cell = stored(run)['data']['128'][name.lower()]['batches']['32']
         fp32, tf32 = (cell['milliseconds'][of]['device'] for of in bench_widths.OURS.values())
         assert agrees(percent, 100 * (tf32 / fp32 - 1))
 
 
+def test_how_far_jax_is_ahead_of_relgcn_in_tf32():
+    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    (percent,) = re.findall(r'With RelGCN in TF32 it is ahead by up to (\d+) %', text)
+    ratios = [
+        step_contenders.over_jax(cell, 'TF32', bench_widths.OURS['TF32'])
+        for methods in stored('widths')['data'].values()
+        for cell in methods['relgcn']['batches'].values()
+    ]
+    assert agrees(percent, 100 - 100 * min(ratios))
+
+
+def test_steps_of_nci():
+    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    pattern = (
+        '([a-z]+) layers of (\\d+) units, ([\\d,]+) molecules of NCI take ([\\d.]+) ms in FP32 and '
+        '([\\d.]+) ms in TF32, ([\\d.]+) and ([\\d.]+) times as long as their products'
+    )
+    ((layers, units, batch, *numbers),) = re.findall(pattern, text)
+    result = stored('widths_nci')
+    assert (layers, result['options']['layers']) == ('three', 3)
+    cell = result['data'][units]['ggnn']['batches'][batch.replace(',', '')]
+    times = [cell['milliseconds'][ours]['device'] for ours in bench_widths.OURS.values()]
+    over = [bench_widths.over_products(cell, precision) for precision in bench_widths.OURS]
+    for number, value in zip(numbers, [*times, *over]):
+        assert agrees(number, value)
+
+
+NUMBERS = 'no', 'one', 'two', 'three', 'four', 'five', 'six', 'seven'
+
+
+@pytest.mark.parametrize(
+    'page, sentence, arm',
+    [
+        (
+            LEARNING,
+            "{} of seven models do better than upstream's on Tox21",
+            'folded to the largest',
+        ),
+        (README, 'better on Tox21 with {} of seven models', 'folded to the largest'),
+        ('docs/methods.md', 'On Tox21 {} of seven models are better', 'folded to the largest'),
+        ('docs/methods.md', 'On Tox21 {} of seven packed models have a better mean', 'packed'),
+    ],
+)
+def test_number_of_models_that_do_better_on_tox21(page, sentence, arm):
+    methods = stored('quality')['summary']['tox21'].values()
+    assert len(methods) == 7
+    n_better = sum(of[arm]['mean'] > of['dense']['mean'] for of in methods)
+    text = ' '.join((ROOT / page).read_text().split())
+    assert text.count(sentence.format(NUMBERS[n_better])) == 1
+
+
+def test_folded_models_learn_what_upstream_s_learn():
+    """No mean of three seeds differs by more than the standard deviation of upstream's seeds."""
+    for data, methods in stored('quality')['summary'].items():
+        if data.startswith('all'):
+            continue  # one seed
+        for of in methods.values():
+            difference = of['folded']['mean'] - of['dense']['mean']
+            assert abs(difference) <= of['dense']['standard deviation']
+
+
+def test_packed_models_that_learn_the_polarizability_worse():
+    """RSGCN's mean is within the standard deviation of upstream's; GIN is worse in two seeds."""
+    methods = stored('quality')['summary']['qm9 alpha']
+    n_worse = {
+        name: sum(
+            ours > upstream
+            for ours, upstream in zip(of['packed']['metrics'], of['dense']['metrics'])
+        )
+        for name, of in methods.items()
+    }
+    assert {name: n for name, n in n_worse.items() if n < 3} == {'rsgcn': 2, 'gin': 2}
+    dense, packed = (methods['rsgcn'][arm] for arm in ('dense', 'packed'))
+    assert packed['mean'] - dense['mean'] < dense['standard deviation']
+
+
+def test_the_page_names_gpu_and_versions_of_the_results():
+    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    pattern = r'on one NVIDIA (\w+) \(141 GB, driver ([\d.]+), CUDA (\d+).(\d+), CuPy ([\d.]+)\)'
+    (named,) = re.findall(pattern, text)
+    for path in (harness.RESULTS / harness.GPU).glob('*.json'):
+        of = json.loads(path.read_text())['conditions']
+        cuda = str(of['cuda'] // 1000), str(of['cuda'] % 1000 // 10)
+        found = of['gpu'].split()[-1], of['driver'], *cuda, '.'.join(of['cupy'].split('.')[:2])
+        assert found == named, path.name
+
+
 def test_device_times_of_two_runs():
     text = ' '.join((ROOT / PERFORMANCE).read_text().split())
-    (percent,) = re.findall("device times differ by at most (\\d+) %, but for GGNN's", text)
+    (percent,) = re.findall(
+        "Device times of the two runs differ by at most (\\d+) %, but for GGNN's", text
+    )
     found = device_times_again().items()
     others = [each for (_, method), of in found if method != 'ggnn' for each in of]
     assert agrees(percent, max(map(abs, others)))
