@@ -126,15 +126,13 @@ def wide_layers(widths):
     """Return the answer about wide layers from a result of bench_widths."""
     over_upstream = {precision: [] for precision in PRECISIONS}
     beside_jax = {precision: [] for precision in PRECISIONS}
-    for units, methods in widths['data'].items():
-        for of in methods.values():
-            for n_batch, cell in of['batches'].items():
-                for precision in PRECISIONS:
-                    ours = bench_widths.OURS[precision]
-                    beside_jax[precision].append(over_jax(cell, precision, ours))
-                    if (units, n_batch) == ('256', '128'):
-                        upstream = bench_widths.UPSTREAM_S[precision]
-                        over_upstream[precision].append(ratio(cell, ours, upstream))
+    for (units, _, n_batch), cell in bench_widths.cells(widths['data']):
+        for precision in PRECISIONS:
+            ours = bench_widths.OURS[precision]
+            beside_jax[precision].append(over_jax(cell, precision, ours))
+            if (units, n_batch) == ('256', '128'):
+                upstream = bench_widths.UPSTREAM_S[precision]
+                over_upstream[precision].append(ratio(cell, ours, upstream))
     texts = {
         name: [between([value for value in of[p] if value is not None]) for p in PRECISIONS]
         for name, of in (('upstream', over_upstream), ('jax', beside_jax))

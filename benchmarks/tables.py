@@ -293,45 +293,43 @@ def widths(result):
     return _by_model('batch 128: times as fast (ms a step)', rows)
 
 
+def _over_jax(cell):
+    """Return JAX's time over ours in FP32 and TF32 as one text, None if one was not run."""
+    over = [over_jax(cell, precision, bench_widths.OURS[precision]) for precision in PRECISIONS]
+    return None if None in over else '%.2f, %.2f' % tuple(over)
+
+
 def widths_jax(result):
     """Captured steps beside JAX's, of layers of all widths, as in `jax`."""
     rows = {}
-    for units, methods in sorted(result['data'].items(), key=lambda item: int(item[0])):
-        for method, of in methods.items():
-            for n_batch, cell in sorted(of['batches'].items(), key=lambda item: int(item[0])):
-                over = [over_jax(cell, p, bench_widths.OURS[p]) for p in PRECISIONS]
-                if None not in over:
-                    title = '%s units, batch %s' % (units, f'{int(n_batch):,}')
-                    rows.setdefault(title, {})[method] = '%.2f, %.2f' % tuple(over)
+    for (units, method, n_batch), cell in bench_widths.cells(result['data']):
+        over = _over_jax(cell)
+        if over is not None:
+            title = '%s units, batch %s' % (units, f'{int(n_batch):,}')
+            rows.setdefault(title, {})[method] = over
     return _by_model("JAX's time divided by ours: FP32, TF32", rows)
 
 
 def widths_host(first, second):
-    """JAX's time over that of captured steps, where these wait for the host, in two runs."""
-    rows = {}
-    for units, methods in sorted(first['data'].items(), key=lambda item: int(item[0])):
-        for method, n_batch in itertools.product(methods, ('32', '128', '1024')):
-            cells = [
-                result['data'][units].get(method, {'batches': {}})['batches'].get(n_batch)
-                for result in (first, second)
-            ]
-            if None in cells or over_jax(cells[0], 'FP32') is None:
-                continue
-            if min(_least_busy(cell) for cell in cells) < WAITING:
-                title = '%s, %s units, batch %s' % (TITLES[method], units, f'{int(n_batch):,}')
-                rows[title] = [text for cell in cells for text in _beside_jax_and_busy(cell)]
+    """JAX's time over that of captured steps, where these wait for the host in one of two runs."""
+    cells_of_second = dict(bench_widths.cells(second['data']))
+    rows = []
+    for key, cell in bench_widths.cells(first['data']):
+        cells = [cell, cells_of_second.get(key)]
+        if None in cells or _over_jax(cell) is None:
+            continue
+        busy = [
+            [each['milliseconds'][bench_widths.OURS[precision]]['busy'] for precision in PRECISIONS]
+            for each in cells
+        ]
+        if min(map(min, busy)) < WAITING:
+            units, method, n_batch = key
+            row = ['%s, %s units, batch %s' % (TITLES[method], units, f'{int(n_batch):,}')]
+            for each, (fp32, tf32) in zip(cells, busy):
+                row += [_over_jax(each), '%.0f, %.0f %%' % (100 * fp32, 100 * tf32)]
+            rows.append(row)
     head = ["JAX's time divided by ours: FP32, TF32", 'first run', 'GPU busy', 'second run']
-    return table([*head, 'GPU busy'], [[title, *row] for title, row in rows.items()])
-
-
-def _least_busy(cell):
-    return min(cell['milliseconds'][name]['busy'] for name in bench_widths.OURS.values())
-
-
-def _beside_jax_and_busy(cell):
-    ratios = [over_jax(cell, precision, name) for precision, name in bench_widths.OURS.items()]
-    busy = [100 * cell['milliseconds'][name]['busy'] for name in bench_widths.OURS.values()]
-    return '%.2f, %.2f' % tuple(ratios), '%.0f, %.0f %%' % tuple(busy)
+    return table([*head, 'GPU busy'], rows)
 
 
 def widths_products(result):
@@ -436,17 +434,13 @@ def chemprop(on_cpu, on_gpu):
     for place, result in (('CPU', on_cpu), ('GPU', on_gpu)):
         for data, of in result['data'].items():
             unit, digits = {'qm9': (', bohr³', 2), 'tox21': ('', 3)}[data]
+            metric = ('%%.%df' % digits).__mod__
             row = ['%s, %s%s' % (NAMES[data], of['metric'], unit), place]
             for name in (bench_chemprop.CHEMPROP, bench_chemprop.OURS):
                 runs = [run for run in of['runs'] if run['contender'] == name]
-                tests = [run['test'] for run in runs]
-                ends = '%.*f to %.*f' % (digits, min(tests), digits, max(tests))
-                median = of['median'][name]
-                seconds = of_answers.between([run['seconds'] for run in runs])
-                row += [
-                    '%s (%s)' % (number(median['seconds']), seconds),
-                    '%.*f (%s)' % (digits, median['test'], ends),
-                ]
+                for key, shown in (('seconds', number), ('test', metric)):
+                    ends = of_answers.between([run[key] for run in runs], shown)
+                    row.append('%s (%s)' % (shown(of['median'][name][key]), ends))
             rows.append(row)
     return table(['', '', 'chemprop, s', 'test metric', 'ours, s', 'test metric'], rows)
 

@@ -176,6 +176,14 @@ def check(method, subject, device):
     return errors
 
 
+def cells(data):
+    """Yield ((units, method, batch), cell), narrow layers first, then small batches of a method."""
+    for units, methods in sorted(data.items(), key=lambda item: int(item[0])):
+        for method, of in methods.items():
+            for n_batch, cell in sorted(of['batches'].items(), key=lambda item: int(item[0])):
+                yield (units, method, n_batch), cell
+
+
 def over_products(cell, precision):
     """Return the device time of our step over its products', or None if one is missing."""
     times = cell['milliseconds'].get(OURS[precision], {})

@@ -9,11 +9,22 @@ import pytest
 pytest.importorskip('rdkit')
 
 from benchmarks import answers, bench_command, harness, tables  # NOQA: E402
-from benchmarks.training import bench_chemprop, bench_two_lines, bench_widths, step_contenders  # NOQA: E402
+from benchmarks.training import bench_chemprop, bench_two_lines  # NOQA: E402
+from benchmarks.training import bench_widths, step_contenders  # NOQA: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
 WIDE = '256', '512'
 README, PERFORMANCE, LEARNING = 'README.md', 'docs/performance.md', 'docs/learning.md'
+METHODS = 'docs/methods.md'
+
+
+def words_of(page):
+    """Return the text of a page with one blank between words, as if it had one line."""
+    return ' '.join((ROOT / page).read_text().split())
+
+
+def stored(name, on_cpu=False):
+    return json.loads(harness.stored(name, on_cpu).read_text())
 
 
 def agrees(cell, value):
@@ -67,7 +78,7 @@ def commits(*folders):
 
 
 def test_results_are_of_the_commit_of_the_page_or_named_there_with_their_own():
-    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    text = words_of(PERFORMANCE)
     (commit,) = re.findall('results come from commit ([0-9a-f]+),', text)
     others = {name: of for name, of in commits(harness.GPU, 'cpu').items() if of != commit}
     assert [name for name, of in others.items() if f'{name}), commit {of};' not in text] == []
@@ -76,17 +87,15 @@ def test_results_are_of_the_commit_of_the_page_or_named_there_with_their_own():
 def test_all_runs_of_how_well_models_learn_are_of_one_commit_and_machine():
     runs = stored('quality')['runs']
     ((commit, machine),) = {(run['commit'], run['machine']) for run in runs}
-    text = ' '.join((ROOT / LEARNING).read_text().split())
+    text = words_of(LEARNING)
     assert f'All runs are of commit {commit} on an {machine.split()[-1]}.' in text
 
 
-@pytest.mark.parametrize(
-    'page, n_better, n_worse', [('README.md', 1, 1), ('docs/methods.md', 3, 3)]
-)
+@pytest.mark.parametrize('page, n_better, n_worse', [(README, 1, 1), (METHODS, 3, 3)])
 def test_quality_in_the_text(page, n_better, n_worse):
     """`0.79 instead of 0.71 with RelGCN` is a ROC-AUC, or an error if the unit is bohr³."""
-    summary = json.loads(harness.stored('quality').read_text())['summary']
-    text = ' '.join((ROOT / page).read_text().split())
+    summary = stored('quality')['summary']
+    text = words_of(page)
     found = re.findall(r'([\d.]+)( bohr³)? instead of ([\d.]+) with (\w+)', text)
     assert [bool(unit) for _, unit, _, _ in found] == [False] * n_better + [True] * n_worse
     for ours, unit, upstream, name in found:
@@ -98,16 +107,12 @@ def test_quality_in_the_text(page, n_better, n_worse):
 
 def test_errors_of_packed_models_on_all_of_qm9_in_the_text():
     summary = stored('quality')['summary']['all qm9 alpha']
-    text = ' '.join((ROOT / 'docs/methods.md').read_text().split())
+    text = words_of(METHODS)
     (numbers,) = re.findall(
         r'On all of QM9 it is ([\d.]+) \(RelGCN\) and ([\d.]+) \(GGNN\) times', text
     )
     for number, name in zip(numbers, ('relgcn', 'ggnn')):
         assert agrees(number, summary[name]['packed']['mean'] / summary[name]['dense']['mean'])
-
-
-def stored(name, on_cpu=False):
-    return json.loads(harness.stored(name, on_cpu).read_text())
 
 
 def over_upstream(cell):
@@ -201,17 +206,26 @@ def chemprop_over_ours():
     return found
 
 
+def device_times(cell):
+    """Return the device times of our step, in FP32 and in TF32."""
+    return [cell['milliseconds'][ours]['device'] for ours in bench_widths.OURS.values()]
+
+
+def over_products(cell):
+    """Return the device times of our step over its products', in FP32 and in TF32."""
+    return [bench_widths.over_products(cell, precision) for precision in bench_widths.OURS]
+
+
 def device_times_again():
     """Return (units, method) -> percentages by which device times are shorter in the second run."""
-    first, second = (stored(name)['data'] for name in ('widths', 'widths_again'))
+    first, second = (
+        dict(bench_widths.cells(stored(name)['data'])) for name in ('widths', 'widths_again')
+    )
     found = {}
-    for units, methods in second.items():
-        for method, of in methods.items():
-            for batch, cell in of['batches'].items():
-                before = first[units][method]['batches'][batch]
-                for ours in bench_widths.OURS.values():
-                    old, new = (each['milliseconds'][ours]['device'] for each in (before, cell))
-                    found.setdefault((units, method), []).append(100 - 100 * new / old)
+    for (units, method, n_batch), cell in second.items():
+        times = zip(device_times(first[units, method, n_batch]), device_times(cell))
+        percentages = [100 - 100 * again / before for before, again in times]
+        found.setdefault((units, method), []).extend(percentages)
     return found
 
 
@@ -249,7 +263,7 @@ def over_products_of_ggnn():
     """Return the device times of wide steps of GGNN over their products', in the second run."""
     data = stored('widths_again')['data']
     cells = [data[units]['ggnn']['batches'][batch] for units in WIDE for batch in ('128', '1024')]
-    return [bench_widths.over_products(cell, of) for cell in cells for of in bench_widths.OURS]
+    return [over for cell in cells for over in over_products(cell)]
 
 
 @pytest.mark.parametrize(
@@ -373,7 +387,7 @@ def over_products_of_ggnn():
     ],
 )
 def test_ranges_in_the_text(page, sentence, values):
-    text = ' '.join((ROOT / page).read_text().split())
+    text = words_of(page)
     pattern = re.escape(sentence).replace(r'\{\}', r'(\d[\d.,]*)')
     (numbers,) = re.findall(pattern, text)
     ends = min(values()), max(values())
@@ -382,7 +396,7 @@ def test_ranges_in_the_text(page, sentence, values):
 
 
 def test_where_the_switch_makes_a_step_longer():
-    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    text = words_of(PERFORMANCE)
     (sentence,) = re.findall('longer on the device with the switch than without it: ([^.]*)', text)
     found = [
         ('widths', name, percent) for name, percent in re.findall(r'(\w+) by (\d+) %', sentence)
@@ -391,23 +405,23 @@ def test_where_the_switch_makes_a_step_longer():
     (again,) = re.findall(r'\((\d+) % at commit', sentence)
     for run, name, percent in [*found, ('widths_again', 'GGNN', again)]:
         cell = stored(run)['data']['128'][name.lower()]['batches']['32']
-        fp32, tf32 = (cell['milliseconds'][of]['device'] for of in bench_widths.OURS.values())
+        fp32, tf32 = device_times(cell)
         assert agrees(percent, 100 * (tf32 / fp32 - 1))
 
 
 def test_how_far_jax_is_ahead_of_relgcn_in_tf32():
-    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    text = words_of(PERFORMANCE)
     (percent,) = re.findall(r'With RelGCN in TF32 it is ahead by up to (\d+) %', text)
     ratios = [
         step_contenders.over_jax(cell, 'TF32', bench_widths.OURS['TF32'])
-        for methods in stored('widths')['data'].values()
-        for cell in methods['relgcn']['batches'].values()
+        for (_, method, _), cell in bench_widths.cells(stored('widths')['data'])
+        if method == 'relgcn'
     ]
     assert agrees(percent, 100 - 100 * min(ratios))
 
 
 def test_steps_of_nci():
-    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    text = words_of(PERFORMANCE)
     pattern = (
         '([a-z]+) layers of (\\d+) units, ([\\d,]+) molecules of NCI take ([\\d.]+) ms in FP32 and '
         '([\\d.]+) ms in TF32, ([\\d.]+) and ([\\d.]+) times as long as their products'
@@ -416,9 +430,7 @@ def test_steps_of_nci():
     result = stored('widths_nci')
     assert (layers, result['options']['layers']) == ('three', 3)
     cell = result['data'][units]['ggnn']['batches'][batch.replace(',', '')]
-    times = [cell['milliseconds'][ours]['device'] for ours in bench_widths.OURS.values()]
-    over = [bench_widths.over_products(cell, precision) for precision in bench_widths.OURS]
-    for number, value in zip(numbers, [*times, *over]):
+    for number, value in zip(numbers, [*device_times(cell), *over_products(cell)]):
         assert agrees(number, value)
 
 
@@ -434,15 +446,15 @@ NUMBERS = 'no', 'one', 'two', 'three', 'four', 'five', 'six', 'seven'
             'folded to the largest',
         ),
         (README, 'better on Tox21 with {} of seven models', 'folded to the largest'),
-        ('docs/methods.md', 'On Tox21 {} of seven models are better', 'folded to the largest'),
-        ('docs/methods.md', 'On Tox21 {} of seven packed models have a better mean', 'packed'),
+        (METHODS, 'On Tox21 {} of seven models are better', 'folded to the largest'),
+        (METHODS, 'On Tox21 {} of seven packed models have a better mean', 'packed'),
     ],
 )
 def test_number_of_models_that_do_better_on_tox21(page, sentence, arm):
     methods = stored('quality')['summary']['tox21'].values()
     assert len(methods) == 7
     n_better = sum(of[arm]['mean'] > of['dense']['mean'] for of in methods)
-    text = ' '.join((ROOT / page).read_text().split())
+    text = words_of(page)
     assert text.count(sentence.format(NUMBERS[n_better])) == 1
 
 
@@ -472,7 +484,7 @@ def test_packed_models_that_learn_the_polarizability_worse():
 
 
 def test_the_page_names_gpu_and_versions_of_the_results():
-    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    text = words_of(PERFORMANCE)
     pattern = r'on one NVIDIA (\w+) \(141 GB, driver ([\d.]+), CUDA (\d+).(\d+), CuPy ([\d.]+)\)'
     (named,) = re.findall(pattern, text)
     for path in (harness.RESULTS / harness.GPU).glob('*.json'):
@@ -483,7 +495,7 @@ def test_the_page_names_gpu_and_versions_of_the_results():
 
 
 def test_device_times_of_two_runs():
-    text = ' '.join((ROOT / PERFORMANCE).read_text().split())
+    text = words_of(PERFORMANCE)
     (percent,) = re.findall(
         "Device times of the two runs differ by at most (\\d+) %, but for GGNN's", text
     )
@@ -493,5 +505,5 @@ def test_device_times_of_two_runs():
 
 
 def test_number_of_cases_of_parity():
-    text = ' '.join((ROOT / README).read_text().split())
+    text = words_of(README)
     assert 'of %d models and options' % len(stored('parity', True)['cases']) in text
